@@ -21,14 +21,15 @@ prefill) transfer=(--kv-transfer-config "{$nixl,\"kv_role\":\"kv_producer\"}") ;
 decode) transfer=(--kv-transfer-config "{$nixl,\"kv_role\":\"kv_consumer\"}") ;;
 kvasir-prefill | kvasir-decode)
     # Its blocks are handed over by Kvasir's library, KVASIR_KV_LIBRARY; KVASIR_TRANSPORT is "auto", "shm" or "tcp".
+    # KVASIR_LEASE and KVASIR_DEADLINE are how long the one keeps blocks and the other waits for them.
     export PYTHONPATH=$here/../../kvstore/capi/python
     role=kv_producer
     [ "$part" = kvasir-prefill ] || role=kv_consumer
     kvasir="\"kv_connector\":\"KvasirConnector\",\"kv_connector_module_path\":\"kvasir_kv.vllm\",\"kv_role\":\"$role\""
     handoff="\"listen\":\"127.0.0.1:$((port + 4000))\",\"transport\":\"${KVASIR_TRANSPORT:-auto}\",\"capacity\":\"512 MiB\",\
-\"lease\":\"60 s\""
+\"lease\":\"${KVASIR_LEASE:-60 s}\""
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
-\"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"offload\":false,\"store\":{\
+\"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"offload\":false,\"handoff_deadline\":${KVASIR_DEADLINE:-60},\"store\":{\
 \"host_tier\":{\"capacity\":\"16 MiB\"},\"transfer\":{$handoff}}}}")
     ;;
 offload | planted)

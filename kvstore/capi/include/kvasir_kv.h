@@ -378,24 +378,30 @@ typedef struct kvasir_kv_handoff {
     uint64_t user;        /* comes back in the completion */
     uint32_t operation;   /* KVASIR_KV_PUSH or KVASIR_KV_EXPECT */
     uint32_t first_block; /* number of the first block, counted from the beginning of the prompt */
-    uint64_t transfer;    /* names the hand-off on both sides; at random, never twice */
-    uint8_t content[16];  /* what the transfer as a whole brings: equal on both sides of one prompt, and on no others */
+    uint8_t content[16];  /* what is handed over as a whole: equal on both sides of one prompt, and on no others */
     uint64_t tensors;     /* what kvasir_kv_register wrote */
     const uint64_t *blocks; /* their numbers in the tensors, in the order of the prompt, below `blocks` of the tensors */
-    size_t count;         /* 1 to 2^20, also of all that is under way together */
+    size_t count;           /* 1 to 2^20, also of all that is under way together */
+    const uint64_t *transfers; /* one between each pair of processes, equal on both sides; at random, never twice */
+    size_t transfer_count;     /* how many processes take a share of a push, or send one of an expectation; 1 to 64 */
+    const char *const *addresses; /* of an expectation: the sender of each transfer, a line of its
+                                   * kvasir_kv_handoff_address; otherwise null */
     uint32_t first_layer; /* of a push: the first layer that is computed; otherwise 0 */
     uint32_t layers;      /* of a push: how many; otherwise 0 */
     uint32_t deadline_ms; /* of an expectation: how long to wait for all of it; otherwise 0 */
     uint32_t reserved;    /* 0 */
-    const char *address;  /* of an expectation: the sender, a line of its kvasir_kv_handoff_address; otherwise null */
 } kvasir_kv_handoff;
 
 /*
- * Submits one part of a hand-off without waiting. Two processes meet by `transfer`, in any order: the sender pushes
- * layers of blocks as they are computed, in as many pushes as it likes, each block's layer once; the receiver says once
- * which blocks it wants, those before them being there already, and where they go. Nothing is sent that was not asked
- * for. The status is that of kvasir_kv_submit_transfer; a second expectation of a transfer that is expected is
- * KVASIR_KV_INVALID_ARGUMENT.
+ * Submits one part of a hand-off without waiting. Two processes meet by the number of their transfer, in any order: the
+ * sender pushes layers of blocks as they are computed, in as many pushes as it likes, a block's layers in order; the
+ * receiver says once which blocks it wants, those before them being there already, and where they go. Nothing is sent
+ * that was not asked for. The status is that of kvasir_kv_submit_transfer; a second expectation of a transfer that is
+ * expected is KVASIR_KV_INVALID_ARGUMENT.
+ *
+ * Processes of one engine may each have some heads of every block, and those of the other engine others: what two of them
+ * have in common goes from one to the other, in a transfer of its own. All pushes of a hand-off name the same transfers;
+ * calls that name a hand-off by one transfer name it by the first.
  *
  * The tensors lie in host memory, and their planes are layers in equal groups: with `transfer.layers` = 32 and 64 planes,
  * the first two are the first layer's. Each group has `rows` * `heads` * `head_bytes` bytes of a block.
@@ -413,11 +419,11 @@ typedef struct kvasir_kv_handoff {
  */
 int32_t kvasir_kv_submit_handoff(kvasir_kv *handle, const kvasir_kv_handoff *handoff);
 
-/* Says that nothing more will be pushed for a transfer. Pushes that were submitted before still count. */
+/* Says that nothing more will be pushed for a hand-off. Pushes that were submitted before still count. */
 int32_t kvasir_kv_end_handoff(kvasir_kv *handle, uint64_t transfer);
 
 /*
- * Stops a transfer on whichever side this is, and tells the other one. An expectation completes at once with MISS and
+ * Stops a hand-off on whichever side this is, and tells the other one. An expectation completes at once with MISS and
  * KVASIR_KV_CANCELLED; pushes that were submitted complete. Of an unknown transfer it is remembered for a while that it
  * was cancelled, so that its other half, which may be on its way, starts nothing.
  */

@@ -27,6 +27,7 @@ struct Engine {
     handle: *mut Handle,
     tensors: u64,
     planes: Vec<Vec<u8>>,
+    piece: usize,
 }
 
 fn transfer_id() -> u64 {
@@ -44,9 +45,14 @@ fn last_error() -> String {
 
 impl Engine {
     fn new(transport: &str, seed: u8, more: &str) -> Self {
+        Self::with(transport, seed, &format!("rows = 2\nhead_bytes = \"{PIECE} B\"\n{more}"), PIECE)
+    }
+
+    /// With pieces of so many bytes in each plane.
+    fn with(transport: &str, seed: u8, more: &str, piece: usize) -> Self {
         let configuration = format!(
             "[store]\nslot = \"16 KiB\"\n[host_tier]\ncapacity = \"1 MiB\"\n[transfer]\ntransport = {transport:?}\n\
-             layers = {LAYERS}\nrows = 2\nhead_bytes = \"{PIECE} B\"\n{more}"
+             layers = {LAYERS}\n{more}"
         );
         let configuration = CString::new(configuration).expect("no zero");
         let (mut handle, mut error) = (std::ptr::null_mut(), [0 as c_char; 300]);
@@ -64,7 +70,7 @@ impl Engine {
             .map(|plane| Plane {
                 start: plane.as_mut_ptr().cast(),
                 block_stride: STRIDE as u64,
-                block_bytes: PIECE as u64,
+                block_bytes: piece as u64,
             })
             .collect();
         let tensors = Tensors {
@@ -77,7 +83,7 @@ impl Engine {
         let mut id = 0;
         // SAFETY: the planes live as long as the engine, whose drop closes the store.
         assert_eq!(unsafe { kvasir_kv_register(handle, &raw const tensors, &raw mut id) }, 0);
-        Self { handle, tensors: id, planes }
+        Self { handle, tensors: id, planes, piece }
     }
 
     fn address(&self) -> String {
@@ -98,41 +104,66 @@ impl Engine {
     }
 
     fn push(&self, transfer: u64, first_block: u32, blocks: &[u64], layers: std::ops::Range<u32>) -> i32 {
+        self.push_to(&[transfer], first_block, blocks, layers)
+    }
+
+    fn push_to(
+        &self,
+        transfers: &[u64],
+        first_block: u32,
+        blocks: &[u64],
+        layers: std::ops::Range<u32>,
+    ) -> i32 {
         self.submit(&HandOff {
             operation: PUSH,
             first_block,
             first_layer: layers.start,
             layers: layers.end - layers.start,
-            ..self.handoff(transfer, blocks)
+            ..self.handoff(transfers, blocks)
         })
     }
 
     fn expect(&self, transfer: u64, address: &str, first_block: u32, blocks: &[u64], wait: Duration) -> i32 {
-        let address = CString::new(address).expect("no zero");
+        self.expect_of(&[transfer], &[address], first_block, blocks, wait)
+    }
+
+    fn expect_of(
+        &self,
+        transfers: &[u64],
+        addresses: &[&str],
+        first_block: u32,
+        blocks: &[u64],
+        wait: Duration,
+    ) -> i32 {
+        let texts: Vec<CString> =
+            addresses.iter().map(|&address| CString::new(address).expect("no zero")).collect();
+        let addresses: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
         self.submit(&HandOff {
             operation: EXPECT,
             first_block,
             deadline_ms: wait.as_millis() as u32,
-            address: address.as_ptr(),
-            ..self.handoff(transfer, blocks)
+            addresses: addresses.as_ptr(),
+            ..self.handoff(transfers, blocks)
         })
     }
 
-    fn handoff(&self, transfer: u64, blocks: &[u64]) -> HandOff {
+    /// The arrays must outlive what is returned.
+    fn handoff(&self, transfers: &[u64], blocks: &[u64]) -> HandOff {
         HandOff {
-            user: transfer,
+            user: transfers[0],
             operation: 0,
             first_block: 0,
-            transfer,
             content: CONTENT,
             tensors: self.tensors,
             blocks: blocks.as_ptr(),
             count: blocks.len(),
+            transfers: transfers.as_ptr(),
+            transfer_count: transfers.len(),
+            addresses: std::ptr::null(),
             first_layer: 0,
             layers: 0,
             deadline_ms: 0,
             reserved: 0,
-            address: std::ptr::null(),
         }
     }
 
@@ -187,7 +218,7 @@ impl Engine {
     }
 
     fn block(&self, number: u64) -> Vec<&[u8]> {
-        self.planes.iter().map(|plane| &plane[number as usize * STRIDE..][..PIECE]).collect()
+        self.planes.iter().map(|plane| &plane[number as usize * STRIDE..][..self.piece]).collect()
     }
 }
 
@@ -272,7 +303,8 @@ fn what_does_not_come_is_a_miss_with_its_reason() {
     // Another content: another prompt under the same number.
     let other = transfer_id();
     assert_eq!(decode.expect(other, &address, 0, &[1], PATIENCE), 0);
-    let mut push = HandOff { operation: PUSH, layers: LAYERS as u32, ..prefill.handoff(other, &[3]) };
+    let of_other = [other];
+    let mut push = HandOff { operation: PUSH, layers: LAYERS as u32, ..prefill.handoff(&of_other, &[3]) };
     push.content = [8; 16];
     assert_eq!(prefill.submit(&push), 0);
     prefill.end(other);
@@ -368,11 +400,10 @@ fn blocks_are_kept_for_a_lease_and_tensors_go_while_something_is_expected() {
 #[test]
 fn mistakes_are_told_by_their_field() {
     let decode = Engine::new("shm", 2, "");
-    let blocks = [1_u64, BLOCKS as u64];
-    let good = HandOff { operation: PUSH, layers: LAYERS as u32, ..decode.handoff(1, &blocks[..1]) };
-    let address = CString::new("shm:/x").expect("no zero");
-    let expected = transfer_id();
-    assert_eq!(decode.expect(expected, "shm:/nowhere", 0, &[1], PATIENCE), 0);
+    let (blocks, transfers) = ([1_u64, BLOCKS as u64], [1_u64, 2, 1]);
+    let good =
+        HandOff { operation: PUSH, layers: LAYERS as u32, ..decode.handoff(&transfers[..1], &blocks[..1]) };
+    let nothing = [std::ptr::null::<c_char>()];
     for (handoff, text) in [
         (HandOff { reserved: 1, ..good }, "reserved is not zero"),
         (HandOff { count: 0, ..good }, "count is not in 1 to 2^20"),
@@ -380,20 +411,89 @@ fn mistakes_are_told_by_their_field() {
         (HandOff { blocks: std::ptr::null(), ..good }, "blocks is a null pointer"),
         (HandOff { first_block: u32::MAX, ..good }, "first_block and count end above"),
         (HandOff { tensors: 99, ..good }, "tensors 99 are not registered"),
+        (HandOff { transfer_count: 0, ..good }, "transfer_count is not in 1 to 64"),
+        (HandOff { transfer_count: 65, ..good }, "transfer_count is not in 1 to 64"),
+        (HandOff { transfer_count: 3, ..good }, "transfers[2] is the same as one before"),
+        (HandOff { transfers: std::ptr::null(), ..good }, "transfers is a null pointer"),
         (HandOff { layers: 0, ..good }, "layers 0 and the 0 from there"),
         (HandOff { first_layer: 1, ..good }, "layers 1 and the 6 from there are not in the 6 of a block"),
         (HandOff { operation: 6, ..good }, "operation 6 is neither"),
-        (HandOff { operation: EXPECT, ..good }, "address is a null pointer"),
+        (HandOff { operation: EXPECT, ..good }, "addresses is a null pointer"),
+        (HandOff { operation: EXPECT, addresses: nothing.as_ptr(), ..good }, "an address is a null pointer"),
     ] {
         assert_eq!(decode.submit(&handoff), Status::InvalidArgument as i32, "{text}");
         assert!(last_error().contains(text), "{} instead of {text}", last_error());
     }
-    let twice =
-        HandOff { operation: EXPECT, transfer: 77, address: address.as_ptr(), deadline_ms: 1000, ..good };
-    assert_eq!(decode.submit(&twice), 0);
-    let again = decode.submit(&twice);
-    // Nobody is at that address: the first one may be over already.
-    assert!(again == 0 || last_error().contains("transfer 77 is expected already"), "{}", last_error());
+    let sender = Engine::new("shm", 1, "");
+    let (first, second) = (transfer_id(), transfer_id());
+    let address = sender.address();
+    assert_eq!(decode.expect_of(&[first, second], &[&address, &address], 0, &[1], PATIENCE), 0);
+    for known in [first, second] {
+        assert_eq!(decode.expect(known, &address, 0, &[2], PATIENCE), Status::InvalidArgument as i32);
+        assert!(last_error().contains("is expected already"), "{}", last_error());
+    }
+    assert_eq!(kvasir_kv_cancel_handoff(decode.handle, first), 0);
+    assert_eq!(decode.ended(), (Status::Miss, 0, Ending::Cancelled));
+    assert_eq!(decode.expect(second, &address, 0, &[2], Duration::ZERO), 0, "it is forgotten with the first");
+}
+
+/// Engines of two processes and of one: each of the two has half of the heads.
+#[test]
+fn heads_are_shared_out_differently_on_the_two_sides() {
+    let of_all = format!("first_head = 0\nheads = 4\nrows = 2\nhead_bytes = \"{} B\"\n", PIECE / 4);
+    // A row is what a block has in one plane: half as long in each of the halves.
+    let of_half = |which: usize| {
+        format!("first_head = {}\nheads = 2\nrows = 2\nhead_bytes = \"{} B\"\n", which * 2, PIECE / 4)
+    };
+    for one_sends in [true, false] {
+        let whole = Engine::with("tcp", 1, &of_all, PIECE);
+        let halves = [0, 1].map(|which| Engine::with("tcp", 2 + which as u8, &of_half(which), PIECE / 2));
+        let transfers = [transfer_id(), transfer_id()];
+        let heads = |block: u64, which: usize| -> Vec<Vec<u8>> {
+            whole.block(block).iter().map(|row| row[which * PIECE / 2..][..PIECE / 2].to_vec()).collect()
+        };
+        if one_sends {
+            for (half, transfer) in halves.iter().zip(transfers) {
+                assert_eq!(half.expect(transfer, &whole.address(), 1, &[7, 8], PATIENCE), 0);
+            }
+            for layer in 0..LAYERS as u32 {
+                assert_eq!(whole.push_to(&transfers, 0, &[10, 11, 12], layer..layer + 1), 0);
+            }
+            whole.end(transfers[0]);
+            for (which, half) in halves.iter().enumerate() {
+                assert_eq!(half.ended(), (Status::Ok, 2, Ending::Complete));
+                for (from, to) in [(11, 7), (12, 8)] {
+                    assert_eq!(heads(from, which), half.block(to));
+                }
+            }
+        } else {
+            let addresses = [halves[0].address(), halves[1].address()];
+            let addresses = addresses.each_ref().map(String::as_str);
+            assert_eq!(whole.expect_of(&transfers, &addresses, 1, &[7, 8], PATIENCE), 0);
+            for (half, transfer) in halves.iter().zip(transfers) {
+                assert_eq!(half.push(transfer, 0, &[10, 11, 12], 0..LAYERS as u32), 0);
+                half.end(transfer);
+            }
+            assert_eq!(whole.ended(), (Status::Ok, 2, Ending::Complete));
+            for (which, half) in halves.iter().enumerate() {
+                for (from, to) in [(11, 7), (12, 8)] {
+                    assert_eq!(half.block(from), heads(to, which));
+                }
+            }
+            // One of two senders stops early: only blocks that both have sent count.
+            let transfers = [transfer_id(), transfer_id()];
+            assert_eq!(whole.expect_of(&transfers, &addresses, 0, &[1, 2], PATIENCE), 0);
+            assert_eq!(halves[0].push(transfers[0], 0, &[10, 11], 0..LAYERS as u32), 0);
+            assert_eq!(halves[1].push(transfers[1], 0, &[10], 0..LAYERS as u32), 0);
+            halves.iter().zip(transfers).for_each(|(half, transfer)| half.end(transfer));
+            assert_eq!(whole.ended(), (Status::Miss, 1, Ending::SenderStopped));
+            for (which, half) in halves.iter().enumerate() {
+                assert_eq!(half.block(10), heads(1, which));
+            }
+        }
+        whole.wait_for_rest();
+        halves.iter().for_each(Engine::wait_for_rest);
+    }
 }
 
 /// Both sides at random: cancelled, declined, late, in any order; what arrives is right, and nothing is left.

@@ -85,6 +85,9 @@ pub enum Handoff {
     Prefill {
         /// The transfer.
         transfer_id: u64,
+        /// Processes of the decode worker's rank that take a share of each block.
+        #[serde(default = "one", skip_serializing_if = "is_one")]
+        receivers: u16,
     },
     /// To the decode worker: fetch the prompt's blocks from there.
     Decode {
@@ -152,7 +155,8 @@ mod tests {
         };
         let of_two = DataPlaneAddress { processes: 2, ..from.clone() };
         for leg in [
-            Handoff::Prefill { transfer_id: u64::MAX },
+            Handoff::Prefill { transfer_id: u64::MAX, receivers: 1 },
+            Handoff::Prefill { transfer_id: 5, receivers: 4 },
             Handoff::Decode { transfer_id: 1, from: from.clone(), first_process: 0 },
             Handoff::Decode { transfer_id: 1, from: of_two, first_process: 6 },
         ] {

@@ -2,12 +2,15 @@
 
 A gateway asks both engines of a prompt at once and tells each its leg in `kv_transfer_params`:
 
-    to the engine that computes the prompt:  {"kvasir": "prefill", "transfer_id": N}
+    to the engine that computes the prompt:  {"kvasir": "prefill", "transfer_id": N, "receivers": R}
     to the one that generates from it:       {"kvasir": "decode", "transfer_id": N, "from": PLACE, "first_process": P}
 
 `PLACE` is where the first one's library listens: `host`, and `shm`, `tcp` and `rdma` as far as they are on, and `processes`,
 its workers for each data-parallel rank. Process `n` of an engine, counted over all ranks, listens on the ports of process 0
 plus `n`, and so is its socket named. The prompt's blocks are with the processes from `P` on.
+
+Processes share out a model's heads. Where the two engines do so differently (`R` processes receive), each pair of processes
+with heads in common has a transfer of its own, whose number follows from `N` and their two ranks.
 """
 
 import hashlib
@@ -81,11 +84,53 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """How the processes of an engine share out a model's heads: `heads` in all, over `processes`."""
+
+    heads: int
+    processes: int
+
+    def of(self, rank: int) -> range:
+        """Heads of a process. With more processes than heads, neighbours have the same one."""
+        if self.processes <= self.heads:
+            count = self.heads // self.processes
+            return range(rank * count, (rank + 1) * count)
+        head = rank // (self.processes // self.heads)
+        return range(head, head + 1)
+
+    def senders(self, wanted: range) -> list[int]:
+        """The ranks that a process with these heads asks: as few as there can be."""
+        ranks = [rank for rank in range(self.processes) if _overlap(self.of(rank), wanted)]
+        return [rank for rank in ranks if rank == 0 or self.of(rank) != self.of(rank - 1)]
+
+
+@dataclass(frozen=True)
 class Leg:
-    """What a request says of its hand-off; `source` is the engine that computes its prompt, none for that engine itself."""
+    """What a request says of its hand-off; `source` is the engine that computes its prompt, none for that engine itself.
+
+    `receivers` are the processes of the other engine that take a share.
+    """
 
     transfer: int
     source: Place | None
+    receivers: int = 1
+
+    def pushed(self, own: Shares, rank: int) -> list[int]:
+        """The transfers of a process that sends: those to the processes that ask it."""
+        theirs = Shares(own.heads, self.receivers)
+        asking = (at for at in range(self.receivers) if rank in own.senders(theirs.of(at)))
+        return [self._number(rank, at) for at in asking]
+
+    def expected(self, own: Shares, rank: int, here: str) -> dict[int, str]:
+        """The transfers of a process that receives, each with the way to its sender, which is empty when there is none."""
+        assert self.source is not None
+        theirs = Shares(own.heads, self.source.processes)
+        senders = theirs.senders(own.of(rank))
+        return {self._number(at, rank): self.source.of_process(at).way(here) for at in senders}
+
+    def _number(self, sender: int, receiver: int) -> int:
+        # Odd factors: no two pairs of ranks have one number.
+        return (self.transfer + sender * 0x9E37_79B9_7F4A_7C15 + receiver * 0xC2B2_AE3D_27D4_EB4F) % (1 << 64)
 
     @classmethod
     def of(cls, request: Any) -> "Leg | None":
@@ -96,8 +141,9 @@ class Leg:
         kind, transfer, first = params.get("kvasir"), params.get("transfer_id"), params.get("first_process", 0)
         if not _is_number(transfer, 1 << 64) or not _is_number(first, 1 << 16):
             return None
+        receivers = params.get("receivers", 1)
         if kind == "prefill":
-            return cls(transfer, None)
+            return cls(transfer, None, receivers) if _is_number(receivers, 65) and receivers > 0 else None
         source = Place.parse(params.get("from"))
         return cls(transfer, source.of_process(first)) if kind == "decode" and source is not None else None
 
@@ -162,6 +208,10 @@ def fingerprint(facts: Mapping[str, object]) -> str:
 def content(last_hash: bytes) -> bytes:
     """Sixteen bytes that name a whole prompt, from the engine's hash of its last block, which stands for all before it."""
     return hashlib.blake2b(last_hash, digest_size=16, person=b"kvasir-content-1").digest()
+
+
+def _overlap(one: range, other: range) -> bool:
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _is_number(value: Any, end: int) -> bool:

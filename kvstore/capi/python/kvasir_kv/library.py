@@ -7,7 +7,7 @@ told to.
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -123,16 +123,17 @@ class _HandOff(ctypes.Structure):
         ("user", ctypes.c_uint64),
         ("operation", ctypes.c_uint32),
         ("first_block", ctypes.c_uint32),
-        ("transfer", ctypes.c_uint64),
         ("content", ctypes.c_uint8 * 16),
         ("tensors", ctypes.c_uint64),
         ("blocks", ctypes.POINTER(ctypes.c_uint64)),
         ("count", ctypes.c_size_t),
+        ("transfers", ctypes.POINTER(ctypes.c_uint64)),
+        ("transfer_count", ctypes.c_size_t),
+        ("addresses", ctypes.POINTER(ctypes.c_char_p)),
         ("first_layer", ctypes.c_uint32),
         ("layers", ctypes.c_uint32),
         ("deadline_ms", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
-        ("address", ctypes.c_char_p),
     ]
 
 
@@ -319,46 +320,47 @@ class Store:
     def push(
         self,
         user: int,
-        transfer: int,
+        transfers: Sequence[int],
         content: bytes,
         tensors: int,
         first_block: int,
         blocks: Sequence[int],
         layers: range,
     ) -> bool:
-        """Sends these layers of blocks to whoever expects the transfer; false when the queue is full.
+        """Sends these layers of blocks to whoever expects the transfers; false when the queue is full.
 
         The blocks must stay as they are until the completion with this `user` was polled.
         """
-        part = self._part(user, Operation.PUSH, transfer, content, tensors, first_block, blocks)
+        part = self._part(user, Operation.PUSH, transfers, content, tensors, first_block, blocks)
         part.first_layer, part.layers = layers.start, len(layers)
         return self._library.call("submit_handoff", self._handle, ctypes.byref(part)) == Status.OK
 
     def expect(
         self,
         user: int,
-        transfer: int,
+        senders: Mapping[int, str],
         content: bytes,
         tensors: int,
         first_block: int,
         blocks: Sequence[int],
-        address: str,
         deadline: float,
     ) -> bool:
-        """Receives blocks from the process at `address`, within so many seconds; false when the queue is full.
+        """Receives blocks within so many seconds; false when the queue is full.
 
-        The blocks must not be used until the completion with this `user` was polled.
+        `senders` has the address of the process that sends a share, by its transfer. The blocks must not be used until the
+        completion with this `user` was polled.
         """
-        part = self._part(user, Operation.EXPECT, transfer, content, tensors, first_block, blocks)
-        part.deadline_ms, part.address = min(int(deadline * 1000), 0xFFFF_FFFF), address.encode()
+        part = self._part(user, Operation.EXPECT, list(senders), content, tensors, first_block, blocks)
+        part.deadline_ms = min(int(deadline * 1000), 0xFFFF_FFFF)
+        part.addresses = (ctypes.c_char_p * len(senders))(*(address.encode() for address in senders.values()))
         return self._library.call("submit_handoff", self._handle, ctypes.byref(part)) == Status.OK
 
     def end_handoff(self, transfer: int) -> None:
-        """Nothing more is pushed for this transfer."""
+        """Nothing more is pushed for the hand-off whose first transfer this is."""
         self._library.call("end_handoff", self._handle, transfer)
 
     def cancel_handoff(self, transfer: int) -> None:
-        """Stops a transfer on whichever side this is."""
+        """Stops the hand-off whose first transfer this is, on whichever side that is."""
         self._library.call("cancel_handoff", self._handle, transfer)
 
     def decline_handoff(self, transfer: int, address: str) -> None:
@@ -381,7 +383,7 @@ class Store:
     def _part(
         user: int,
         operation: Operation,
-        transfer: int,
+        transfers: Sequence[int],
         content: bytes,
         tensors: int,
         first_block: int,
@@ -389,7 +391,8 @@ class Store:
     ) -> _HandOff:
         numbers = (ctypes.c_uint64 * len(blocks))(*blocks)
         named = (ctypes.c_uint8 * 16).from_buffer_copy(content)
-        return _HandOff(user, operation, first_block, transfer, named, tensors, numbers, len(blocks))
+        each = (ctypes.c_uint64 * len(transfers))(*transfers)
+        return _HandOff(user, operation, first_block, named, tensors, numbers, len(blocks), each, len(transfers))
 
     def statistics(self) -> dict[str, int]:
         """The counters of `kvasir_kv_statistics`."""

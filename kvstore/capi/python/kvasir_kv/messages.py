@@ -5,7 +5,7 @@ Blocks are named by the engine's own hashes here: only a worker knows the layout
 
 from dataclasses import dataclass, field
 
-from .handoff import Place
+from .handoff import Leg
 
 
 @dataclass
@@ -21,10 +21,9 @@ class Save:
 class Source:
     """Another engine that sends the blocks of a load, of which the first is the `first_block` of the prompt."""
 
-    transfer: int
+    leg: Leg
     content: bytes
     first_block: int
-    place: Place
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Push:
     """
 
     job: int
-    transfer: int
+    leg: Leg
     content: bytes
     first_block: int
     blocks: list[int]
@@ -69,10 +68,10 @@ class Step:
     loads: list[Load] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     pushes: list[Push] = field(default_factory=list)
-    cancelled: list[int] = field(default_factory=list)
-    """Transfers that are to stop."""
-    declined: list[tuple[int, Place]] = field(default_factory=list)
-    """Transfers of which nothing is wanted, with their senders."""
+    cancelled: list[Leg] = field(default_factory=list)
+    """Hand-offs that are to stop."""
+    declined: list[Leg] = field(default_factory=list)
+    """Hand-offs of which nothing is wanted."""
 
     def is_empty(self) -> bool:
         return not any(vars(self).values())

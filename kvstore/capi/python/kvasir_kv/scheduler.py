@@ -76,8 +76,8 @@ class _Tracked:
     leg: Leg | None = None
     """What is still to be done of its hand-off: none once that is under way or over (to generate), or pushed (to compute)."""
     pushed: int = 0
-    receiving: int | None = None
-    """The transfer whose blocks it waits for."""
+    receiving: Leg | None = None
+    """The hand-off whose blocks it waits for."""
 
 
 class Scheduler:
@@ -167,10 +167,10 @@ class Scheduler:
         job = self._next_number()
         self._loading[job] = request.request_id
         if tracked.leg is not None and tracked.leg.source is not None:
-            source = Source(tracked.leg.transfer, self._content(tracked), first, tracked.leg.source)
+            source = Source(tracked.leg, self._content(tracked), first)
             self._step.loads.append(Load(job, request.request_id, [], list(blocks[first:stop]), source))
             # What comes is not in the store: it is saved like computed blocks.
-            tracked.receiving, tracked.leg = tracked.leg.transfer, None
+            tracked.receiving, tracked.leg = tracked.leg, None
             self._counters["awaited_blocks"] += count
             return
         names = self._names(tracked, first, stop)
@@ -189,7 +189,7 @@ class Scheduler:
                 continue
             computed = tracked.request.num_computed_tokens + tokens
             if tracked.leg is not None and tracked.leg.source is None:
-                self._push(tracked, tracked.leg.transfer, computed, blocks_of)
+                self._push(tracked, tracked.leg, computed, blocks_of)
             if self._is_offloading and not tracked.is_stale:
                 self._offer(tracked, computed, blocks_of)
         step, self._step = self._step, Step()
@@ -225,7 +225,7 @@ class Scheduler:
             self._step.cancelled.append(tracked.receiving)
         elif tracked.leg is not None and tracked.leg.source is None:
             # It was given up before its prompt was computed.
-            self._step.cancelled.append(tracked.leg.transfer)
+            self._step.cancelled.append(tracked.leg)
         elif tracked.leg is not None:
             self._decline(tracked)
         if self._is_offloading and not tracked.is_stale:
@@ -287,18 +287,18 @@ class Scheduler:
         return handoff.content(bytes(last))
 
     def _decline(self, tracked: _Tracked) -> None:
-        assert tracked.leg is not None and tracked.leg.source is not None
-        self._step.declined.append((tracked.leg.transfer, tracked.leg.source))
+        assert tracked.leg is not None
+        self._step.declined.append(tracked.leg)
         tracked.leg = None
 
     def _push(
-        self, tracked: _Tracked, transfer: int, computed: int, blocks_of: Callable[[str], Sequence[int]]
+        self, tracked: _Tracked, leg: Leg, computed: int, blocks_of: Callable[[str], Sequence[int]]
     ) -> None:
         """Sends the prompt's blocks that are complete after this step."""
         stop = self._prompt_blocks(tracked)
         if tracked.is_stale or self._pool is None:
             # The receiver may have other weights, and computes it all.
-            self._step.cancelled.append(transfer)
+            self._step.cancelled.append(leg)
             tracked.leg = None
             return
         numbers = blocks_of(tracked.request.request_id)
@@ -309,7 +309,7 @@ class Scheduler:
             chosen = list(numbers[first:complete])
             self._hold(job, chosen)
             is_last = complete == stop
-            self._step.pushes.append(Push(job, transfer, self._content(tracked), first, chosen, is_last))
+            self._step.pushes.append(Push(job, leg, self._content(tracked), first, chosen, is_last))
             self._counters["pushed_blocks"] += len(chosen)
         if tracked.pushed == stop:
             tracked.leg = None

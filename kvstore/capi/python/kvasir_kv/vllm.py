@@ -157,8 +157,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 planes = [plane for layer in found.layers.values() for plane in layer]
                 cut = store.register(planes, blocks, memory, device)
                 host = handoff.host(str(self._settings.transfer.get("socket_folder", "")))
-                rank = int(self._vllm_config.parallel_config.rank)
-                handing_over = HandOff(cut, list(found.layers), host, rank, self._settings.handoff_deadline)
+                parallel, deadline = self._vllm_config.parallel_config, self._settings.handoff_deadline
+                shares = self._shares(found)
+                handing_over = HandOff(cut, list(found.layers), host, deadline, shares, int(parallel.rank))
                 logger.info("Kvasir hands over blocks at %s", ", ".join(store.handoff_address()))
         except BaseException:
             store.close()
@@ -247,13 +248,36 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         parallel = self._vllm_config.parallel_config
         return int(parallel.data_parallel_index) * int(parallel.world_size) + int(parallel.rank)
 
+    def _shares(self, found: Layout) -> handoff.Shares:
+        """How this engine's processes share out the heads of each block."""
+        parallel = self._vllm_config.parallel_config
+        heads = self._vllm_config.model_config.get_total_num_kv_heads()
+        shares = handoff.Shares(int(heads), int(parallel.world_size))
+        own = {cut.heads for cut in found.cuts.values()}
+        if own != {len(shares.of(int(parallel.rank)))}:
+            # Latents, which each process has whole, or a kind of tensor that is not known here.
+            shares = handoff.Shares(1, int(parallel.world_size))
+        return shares
+
     def _pieces(self, found: Layout) -> dict[str, Any]:
-        layer_bytes = {sum(plane.block_bytes for plane in layer) for layer in found.layers.values()}
-        if self._settings.transfer is not None and len(layer_bytes) > 1:
-            raise ValueError(f"KvasirConnector: layers of {sorted(layer_bytes)} bytes a block cannot be handed over")
-        facts = handoff_facts(self._vllm_config, found.facts, self._settings.namespace)
-        pieces = {"layers": len(found.layers), "head_bytes": f"{min(layer_bytes)} B"}
-        return pieces | {"fingerprint": handoff.fingerprint(facts)}
+        if self._settings.transfer is None:
+            return {}
+        cuts = set(found.cuts.values())
+        if len(cuts) > 1:
+            raise ValueError(f"KvasirConnector: layers that are cut in {len(cuts)} ways cannot be handed over: {cuts}")
+        (cut,) = cuts
+        shares = self._shares(found)
+        own = shares.of(int(self._vllm_config.parallel_config.rank))
+        layer_bytes = cut.rows * cut.heads * cut.head_bytes
+        if len(own) == cut.heads:
+            rows, head_bytes = cut.rows, cut.head_bytes
+        else:
+            rows, head_bytes = 1, layer_bytes
+        dtypes = sorted({str(fact[1]) for fact in found.facts if isinstance(fact, tuple)})
+        same = [list(found.layers), dtypes, rows, head_bytes, cut.axes, shares.heads]
+        facts = handoff_facts(self._vllm_config, same, self._settings.namespace)
+        pieces = {"layers": len(found.layers), "rows": rows, "first_head": own.start, "heads": len(own)}
+        return pieces | {"head_bytes": f"{head_bytes} B", "fingerprint": handoff.fingerprint(facts)}
 
     def _make_scheduler(self) -> Scheduler:
         block_tokens, hash_tokens = kv_cache_utils.resolve_kv_cache_block_sizes(

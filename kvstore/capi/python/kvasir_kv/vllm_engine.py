@@ -92,7 +92,7 @@ def refuse_handoff(config: "VllmConfig", settings: Settings) -> None:
         )
 
 
-def handoff_facts(config: "VllmConfig", layout_facts: tuple[object, ...], namespace: str) -> dict[str, object]:
+def handoff_facts(config: "VllmConfig", layout_facts: list[object], namespace: str) -> dict[str, object]:
     """All that must be the same in two engines that hand blocks to each other, beside tokens and what a request brings.
 
     Not the machine, the kernels or vLLM's version, which differ where a fleet is mixed or renewed; and the weights by the

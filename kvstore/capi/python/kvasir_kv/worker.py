@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import identity
-from .handoff import Place
+from .handoff import Leg, Shares
 from .library import Completion, Ending, Operation, Status, Store, StoreError
 from .messages import Load, Push, Report, Save, Step, Tally
 
@@ -44,14 +44,15 @@ class _Transfer:
 class HandOff:
     """What a worker needs to hand blocks over: their tensors, cut into these layers, and this process's host.
 
-    `rank` is its own among those that share each block.
+    `rank` is its own among those that share out each block's heads as `shares` say.
     """
 
     tensors: int
     layers: Sequence[str]
     host: str
-    rank: int
     deadline: float
+    shares: Shares = Shares(1, 1)
+    rank: int = 0
 
 
 @dataclass
@@ -59,6 +60,8 @@ class _Pushing:
     """A push, layer by layer."""
 
     job: Push
+    transfers: list[int]
+    """One for each process that takes a share; none when others send the same."""
     copied: int
     """The least number of blocks that a layer was copied of."""
     left: int
@@ -93,6 +96,8 @@ class Worker:
         """Those of this step, and those that the queue had no room for."""
         self._pushed: dict[int, tuple[_Pushing, int]] = {}
         """By the number of each submission, with its layers."""
+        self._sent_at: dict[int, int] = {}
+        """Bytes that had been sent when a transfer's first push began."""
         self._unwanted: set[int] = set()
         """Transfers of which some more will be pushed and that nobody waits for."""
         self._numbers = _PUSHES
@@ -113,17 +118,22 @@ class Worker:
 
     def load(self, step: Step) -> None:
         """Begins the loads and the pushes of a step, and answers its questions; before the engine computes it."""
-        for transfer in step.cancelled:
-            self._cancel(transfer)
-        for transfer, place in step.declined:
-            self._decline(transfer, place)
-        self._pushing += [_Pushing(job, len(job.blocks), len(self._layer_of)) for job in step.pushes]
+        for leg in step.cancelled:
+            self._cancel(leg)
+        for leg in step.declined:
+            self._decline(leg)
+        for job in step.pushes:
+            self._pushing.append(_Pushing(job, self._transfers(job.leg), len(job.blocks), len(self._layer_of)))
+            self._sent_at.setdefault(job.leg.transfer, self._sent())
         for question in step.questions:
             self._report.answers[question.number] = Tally(1, self.match(question.hashes))
         self._begin(self._loads, step.loads)
 
     def save(self, step: Step) -> None:
         """Begins the saves of a step; to be called when the engine's work on their blocks has been submitted."""
+        for job in step.pushes:
+            if job.is_last and (before := self._sent_at.pop(job.leg.transfer, None)) is not None:
+                self._counters["early_bytes"] += self._sent() - before
         self._begin(self._saves, step.saves)
         self._push(len(self._layer_of))
 
@@ -192,19 +202,39 @@ class Worker:
             waiting.extend(_Transfer(job, event) for job in jobs)
             self._submit()
 
-    def _way(self, place: Place) -> str:
-        """How to connect to this rank of the engine at a place; empty when there is no way."""
-        if self._handoff is None:
-            return ""
-        return place.of_process(self._handoff.rank).way(self._handoff.host)
+    def _sent(self) -> int:
+        """Bytes that were sent to other engines so far."""
+        try:
+            return self._store.handoff_statistics()["bytes_sent"]
+        except StoreError:
+            return 0
 
-    def _cancel(self, transfer: int) -> None:
-        self._unwanted.discard(transfer)
-        self._quietly("cancel_handoff", lambda: self._store.cancel_handoff(transfer))
+    def _transfers(self, leg: Leg) -> list[int]:
+        """The transfers of this process in a hand-off to another engine."""
+        return leg.pushed(self._handoff.shares, self._handoff.rank) if self._handoff is not None else []
 
-    def _decline(self, transfer: int, place: Place) -> None:
-        if way := self._way(place):
-            self._quietly("decline_handoff", lambda: self._store.decline_handoff(transfer, way))
+    def _senders(self, leg: Leg) -> dict[int, str]:
+        """The transfers of this process in a hand-off from another engine, each with the way to its sender."""
+        handoff = self._handoff
+        return leg.expected(handoff.shares, handoff.rank, handoff.host) if handoff is not None else {}
+
+    def _sent(self) -> int:
+        """Bytes that were sent to other engines so far."""
+        try:
+            return self._store.handoff_statistics()["bytes_sent"]
+        except StoreError:
+            return 0
+
+    def _cancel(self, leg: Leg) -> None:
+        self._unwanted.discard(leg.transfer)
+        self._sent_at.pop(leg.transfer, None)
+        for transfer in (self._transfers(leg) if leg.source is None else list(self._senders(leg)))[:1]:
+            self._quietly("cancel_handoff", lambda: self._store.cancel_handoff(transfer))
+
+    def _decline(self, leg: Leg) -> None:
+        for transfer, way in self._senders(leg).items():
+            if way:
+                self._quietly("decline_handoff", lambda: self._store.decline_handoff(transfer, way))
 
     def _quietly(self, what: str, call: Callable[[], None]) -> None:
         try:
@@ -228,10 +258,17 @@ class Worker:
         job, layers = pushing.job, range(pushing.submitted, pushing.computed)
         self._numbers += 1
         number, failure = self._numbers, ""
-        if job.transfer not in self._unwanted:
+        is_unwanted = not pushing.transfers or job.leg.transfer in self._unwanted
+        if not is_unwanted:
             try:
                 taken = self._store.push(
-                    number, job.transfer, job.content, self._handoff.tensors, job.first_block, job.blocks, layers
+                    number,
+                    pushing.transfers,
+                    job.content,
+                    self._handoff.tensors,
+                    job.first_block,
+                    job.blocks,
+                    layers,
                 )
             except StoreError as problem:
                 taken, failure = True, str(problem)
@@ -240,11 +277,12 @@ class Worker:
                 return False
         pushing.submitted = pushing.computed
         self._pushed[number] = (pushing, len(layers))
-        if failure or job.transfer in self._unwanted:
-            self._layers_copied(number, 0, failure)
+        if failure or is_unwanted:
+            self._layers_copied(number, 0 if pushing.transfers else len(job.blocks), failure)
         if job.is_last and pushing.submitted == len(self._layer_of):
-            self._unwanted.discard(job.transfer)
-            self._quietly("end_handoff", lambda: self._store.end_handoff(job.transfer))
+            self._unwanted.discard(job.leg.transfer)
+            if pushing.transfers:
+                self._quietly("end_handoff", lambda: self._store.end_handoff(pushing.transfers[0]))
         return True
 
     def _layers_copied(self, number: int, blocks: int, failure: str) -> None:
@@ -254,7 +292,7 @@ class Worker:
             self._failed("push", failure)
         if blocks < len(job.blocks) and pushing.submitted < len(self._layer_of):
             # Nobody waits for it any more, or there was no memory.
-            self._unwanted.add(job.transfer)
+            self._unwanted.add(job.leg.transfer)
         pushing.copied = min(pushing.copied, blocks)
         pushing.left -= layers
         if pushing.left == 0:
@@ -290,12 +328,12 @@ class Worker:
             return self._store.submit(
                 job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle
             )
-        way = self._way(source.place)
-        if self._handoff is None or not way:
-            raise StoreError("expect", Status.INVALID_ARGUMENT, f"no transport leads to {source.place}")
+        senders = self._senders(source.leg)
+        if self._handoff is None or not all(senders.values()):
+            raise StoreError("expect", Status.INVALID_ARGUMENT, f"no transport leads to {source.leg.source}")
         tensors, deadline = self._handoff.tensors, self._handoff.deadline
         return self._store.expect(
-            job.job, source.transfer, source.content, tensors, source.first_block, job.blocks, way, deadline
+            job.job, senders, source.content, tensors, source.first_block, job.blocks, deadline
         )
 
     def _finish(self, completion: Completion) -> None:

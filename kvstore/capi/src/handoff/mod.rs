@@ -6,13 +6,17 @@
 //! [`TransferService`] sends it from there. The receiver's slots are all that peers can write to; a block is copied
 //! from there into the engine's tensors when it was verified. So no peer ever writes to an engine's memory.
 //!
+//! Where the processes of two engines share out the heads differently, a block's slot is sent to several processes, each of
+//! which takes its heads, or filled by several: one transfer for each, all over the same slots. A hand-off is known by the
+//! first of its transfers.
+//!
 //! Threads: submitting takes a lock for a moment and never waits; copies are carried out by the threads of the
 //! [`crate::queue`]; the service has a thread of its own.
 
 mod copy;
 mod open;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -94,7 +98,8 @@ pub(crate) type Content = [u8; 16];
 /// Layers of blocks that are computed and go to whoever expects them.
 #[derive(Debug)]
 pub(crate) struct Push {
-    pub(crate) transfer: TransferId,
+    /// One for each process that takes a share; at least one.
+    pub(crate) transfers: Vec<TransferId>,
     pub(crate) content: Content,
     /// Number of the first block, counted from the beginning of the prompt.
     pub(crate) first_block: u32,
@@ -106,11 +111,11 @@ pub(crate) struct Push {
 /// Blocks that another process sends.
 #[derive(Debug)]
 pub(crate) struct Expect {
-    pub(crate) transfer: TransferId,
+    /// One transfer for each process that sends a share, and where that is, as its [`Addresses::notation`] has it; at least
+    /// one.
+    pub(crate) senders: Vec<(TransferId, String)>,
     pub(crate) content: Content,
     pub(crate) first_block: u32,
-    /// The sender, as its [`Addresses::notation`] has it.
-    pub(crate) address: String,
     pub(crate) patience: Duration,
     pub(crate) tensors: InUse,
     pub(crate) blocks: Vec<u64>,
@@ -124,14 +129,20 @@ pub(crate) struct HandOffs {
     address: Addresses,
     counters: Arc<TransferCounters>,
     transfers: Mutex<Transfers>,
+    /// Held while commands of pushes are submitted, which keep the order in which the pushes came: a receiver takes a block's
+    /// layers in order. Never taken by the service's thread, which drains the queue that a submission may wait for.
+    submitting: Mutex<()>,
     /// `None` once the store is closed.
     service: RwLock<Option<TransferService>>,
 }
 
+/// What is under way, by the first transfer of each hand-off.
 #[derive(Debug, Default)]
 struct Transfers {
     expected: HashMap<TransferId, Expected>,
     pushed: HashMap<TransferId, Pushed>,
+    /// The first transfer of the hand-off that each of the other transfers belongs to.
+    first_of: HashMap<TransferId, TransferId>,
 }
 
 #[derive(Debug)]
@@ -139,18 +150,109 @@ struct Expected {
     user: u64,
     tensors: InUse,
     blocks: Vec<u64>,
+    /// Transfers that are not over.
+    waiting: Vec<TransferId>,
+    /// All of them.
+    transfers: Vec<TransferId>,
+    /// What has come of all shares that are over; `None` before the first one is.
+    arrived: Option<Vec<SlotRef>>,
+    /// Of the first share that was not complete, if there is one.
+    ending: Ending,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Pushed {
+    transfers: Vec<TransferId>,
+    /// Those that are wanted, as far as is known.
+    wanted: Vec<TransferId>,
     /// The slot of each block.
     slots: HashMap<u32, SlotRef>,
     /// Pushes whose layers are not copied yet.
     copying: usize,
+    /// Pushes that came so far: the number of the next one.
+    count: u64,
+    /// Those that are copied and wait for others that came before; `None` of one that was not copied.
+    copied: BTreeMap<u64, Option<Copied>>,
+    /// The push whose turn it is.
+    turn: u64,
     /// Nothing more will be pushed.
     is_ended: bool,
-    /// Nobody wants it, or there was no memory for it.
-    is_given_up: bool,
+}
+
+/// A push that is in its slots.
+#[derive(Debug)]
+struct Copied {
+    content: Content,
+    first_block: u32,
+    slots: Vec<SlotRef>,
+    layers: Range<u16>,
+}
+
+impl Transfers {
+    fn first_of(&self, transfer: TransferId) -> TransferId {
+        self.first_of.get(&transfer).copied().unwrap_or(transfer)
+    }
+
+    fn remember(&mut self, transfers: &[TransferId]) {
+        for &transfer in &transfers[1..] {
+            self.first_of.insert(transfer, transfers[0]);
+        }
+    }
+
+    fn forget(&mut self, transfers: &[TransferId]) {
+        for transfer in &transfers[1..] {
+            self.first_of.remove(transfer);
+        }
+    }
+
+    fn end_expected(&mut self, first: TransferId) -> Option<Expected> {
+        let expected = self.expected.remove(&first)?;
+        self.forget(&expected.transfers);
+        Some(expected)
+    }
+
+    /// Takes out what was pushed, if it is over: those that are to hear of the end.
+    fn end_pushed(&mut self, first: TransferId) -> Vec<TransferId> {
+        let is_over = |pushed: &Pushed| pushed.is_ended && pushed.copying == 0;
+        if !self.pushed.get(&first).is_some_and(is_over) {
+            return Vec::new();
+        }
+        let Some(pushed) = self.pushed.remove(&first) else { return Vec::new() };
+        self.forget(&pushed.transfers);
+        pushed.wanted
+    }
+}
+
+impl Pushed {
+    fn new(transfers: &[TransferId]) -> Self {
+        let (transfers, wanted) = (transfers.to_vec(), transfers.to_vec());
+        let (slots, copied) = (HashMap::new(), BTreeMap::new());
+        Self { transfers, wanted, slots, copying: 0, count: 0, copied, turn: 0, is_ended: false }
+    }
+
+    /// One more push; returns its number.
+    fn begin(&mut self) -> u64 {
+        self.copying += 1;
+        self.count += 1;
+        self.count - 1
+    }
+
+    /// A push is copied, or was not. Returns those whose turn has come, in their order.
+    fn end(&mut self, number: u64, copied: Option<Copied>) -> Vec<Copied> {
+        self.copying -= 1;
+        self.copied.insert(number, copied);
+        let mut ready = Vec::new();
+        while let Some(next) = self.copied.remove(&self.turn) {
+            self.turn += 1;
+            ready.extend(next);
+        }
+        ready
+    }
+
+    fn give_up(&mut self) {
+        self.wanted.clear();
+        self.slots.clear();
+    }
 }
 
 /// A part of a hand-off for the threads of the queue.
@@ -162,8 +264,14 @@ pub(crate) struct Copying {
 
 #[derive(Debug)]
 enum Task {
-    Push(Push),
-    Arrived { tensors: InUse, blocks: Vec<u64>, slots: Vec<SlotRef>, ending: Ending },
+    /// With its number among those of its hand-off.
+    Push(Push, u64),
+    Arrived {
+        tensors: InUse,
+        blocks: Vec<u64>,
+        slots: Vec<SlotRef>,
+        ending: Ending,
+    },
 }
 
 impl std::fmt::Debug for HandOffs {
@@ -214,25 +322,29 @@ impl HandOffs {
         if admitted != Submitted::Taken {
             return admitted;
         }
-        lock(&self.transfers).pushed.entry(push.transfer).or_default().copying += 1;
-        self.hand_over(user, Task::Push(push));
+        let mut transfers = lock(&self.transfers);
+        if !transfers.pushed.contains_key(&push.transfers[0]) {
+            transfers.remember(&push.transfers);
+        }
+        let pushed = transfers.pushed.entry(push.transfers[0]);
+        let number = pushed.or_insert_with(|| Pushed::new(&push.transfers)).begin();
+        drop(transfers);
+        self.hand_over(user, Task::Push(push, number));
         Submitted::Taken
     }
 
-    /// Nothing more will be pushed for this transfer.
-    pub(crate) fn end(&self, transfer: TransferId) {
+    /// Nothing more will be pushed for this hand-off.
+    pub(crate) fn end(&self, first: TransferId) {
+        // Behind the pushes that are just being submitted.
+        let submitting = lock(&self.submitting);
         let mut transfers = lock(&self.transfers);
-        let Some(pushed) = transfers.pushed.get_mut(&transfer) else { return };
-        pushed.is_ended = true;
-        let is_over = pushed.copying == 0;
-        let is_given_up = pushed.is_given_up;
-        if is_over {
-            transfers.pushed.remove(&transfer);
+        if let Some(pushed) = transfers.pushed.get_mut(&first) {
+            pushed.is_ended = true;
         }
+        let over = transfers.end_pushed(first);
         drop(transfers);
-        if is_over && !is_given_up {
-            self.command(Command::PushEnd { transfer });
-        }
+        over.into_iter().for_each(|transfer| self.command(Command::PushEnd { transfer }));
+        drop(submitting);
     }
 
     /// Takes an expectation. The completion comes when it is over, with the number of leading blocks that are in the
@@ -241,9 +353,12 @@ impl HandOffs {
     /// # Safety
     /// The blocks' memory must be usable for writes by nobody else until the completion was polled or the queue is closed.
     pub(crate) unsafe fn expect(self: &Arc<Self>, user: u64, expect: Expect) -> Option<Submitted> {
-        let Expect { transfer, content, first_block, address, patience, tensors, blocks } = expect;
+        let Expect { senders, content, first_block, patience, tensors, blocks } = expect;
         let mut transfers = lock(&self.transfers);
-        if transfers.expected.contains_key(&transfer) {
+        let all: Vec<TransferId> = senders.iter().map(|(transfer, _)| *transfer).collect();
+        let is_known =
+            |&transfer: &TransferId| transfers.expected.contains_key(&transfers.first_of(transfer));
+        if all.iter().any(is_known) {
             return None;
         }
         let admitted = self.completions.admit(blocks.len());
@@ -253,38 +368,61 @@ impl HandOffs {
         let slots: Option<Vec<SlotRef>> = blocks.iter().map(|_| self.pool.acquire()).collect();
         let Some(slots) = slots else {
             drop(transfers);
-            self.completions.complete(user, blocks.len(), Ok(outcome(Status::Throttled, 0, Ending::Refused)));
-            self.command(Command::Decline { transfer, address });
+            let refused = outcome(Status::Throttled, 0, Ending::Refused);
+            self.completions.complete(user, blocks.len(), Ok(refused));
+            for (transfer, address) in senders {
+                self.command(Command::Decline { transfer, address });
+            }
             return Some(Submitted::Taken);
         };
-        transfers.expected.insert(transfer, Expected { user, tensors, blocks });
+        transfers.remember(&all);
+        let expected = Expected {
+            user,
+            tensors,
+            blocks,
+            waiting: all.clone(),
+            transfers: all.clone(),
+            arrived: None,
+            ending: Ending::Complete,
+        };
+        transfers.expected.insert(all[0], expected);
         drop(transfers);
         let deadline = Instant::now() + patience;
-        self.command(Command::Expect { transfer, address, content, first_block, slots, deadline });
+        for (transfer, address) in senders {
+            let slots = slots.clone();
+            self.command(Command::Expect { transfer, address, content, first_block, slots, deadline });
+        }
         Some(Submitted::Taken)
     }
 
     /// Tells the sender at `address` that nothing of this transfer is wanted.
     pub(crate) fn decline(&self, transfer: TransferId, address: String) {
-        if !lock(&self.transfers).expected.contains_key(&transfer) {
+        let transfers = lock(&self.transfers);
+        let is_expected = transfers.expected.contains_key(&transfers.first_of(transfer));
+        drop(transfers);
+        if !is_expected {
             self.command(Command::Decline { transfer, address });
         }
     }
 
-    /// Stops a transfer on whichever side this is. An expectation completes at once, without a block.
-    pub(crate) fn cancel(&self, transfer: TransferId) {
+    /// Stops a hand-off on whichever side this is. An expectation completes at once, without a block.
+    pub(crate) fn cancel(&self, first: TransferId) {
         let mut transfers = lock(&self.transfers);
-        let expected = transfers.expected.remove(&transfer);
-        if let Some(pushed) = transfers.pushed.get_mut(&transfer) {
-            (pushed.is_given_up, pushed.is_ended) = (true, true);
-            pushed.slots.clear();
-            if pushed.copying == 0 {
-                transfers.pushed.remove(&transfer);
-            }
+        let expected = transfers.end_expected(first);
+        let mut all = expected.as_ref().map_or_else(|| vec![first], |expected| expected.waiting.clone());
+        if let Some(pushed) = transfers.pushed.get_mut(&first) {
+            all.clone_from(&pushed.transfers);
+            pushed.give_up();
+            pushed.is_ended = true;
+            transfers.end_pushed(first);
         }
         drop(transfers);
-        self.command(Command::Cancel { transfer });
-        expected.into_iter().for_each(|expected| self.cancelled(expected));
+        all.into_iter().for_each(|transfer| self.command(Command::Cancel { transfer }));
+        if let Some(Expected { user, tensors, blocks, .. }) = expected {
+            drop(tensors);
+            let cancelled = outcome(Status::Miss, 0, Ending::Cancelled);
+            self.completions.complete(user, blocks.len(), Ok(cancelled));
+        }
     }
 
     /// Cancels what is expected into these tensors.
@@ -303,32 +441,48 @@ impl HandOffs {
         *lock(&self.transfers) = Transfers::default();
     }
 
-    fn cancelled(&self, Expected { user, tensors, blocks }: Expected) {
-        drop(tensors);
-        self.completions.complete(user, blocks.len(), Ok(outcome(Status::Miss, 0, Ending::Cancelled)));
-    }
-
     /// Called on the service's thread.
     fn notice(self: &Arc<Self>, notice: Notice) {
         match notice {
-            Notice::Arrived { transfer, slots, outcome } => {
-                // One that was cancelled is over already.
-                let Some(Expected { user, tensors, blocks }) =
-                    lock(&self.transfers).expected.remove(&transfer)
-                else {
-                    return;
-                };
-                self.hand_over(user, Task::Arrived { tensors, blocks, slots, ending: outcome.into() });
-            }
+            Notice::Arrived { transfer, slots, outcome } => self.arrived(transfer, slots, outcome.into()),
             Notice::Pushed { transfer, complete: false } => {
-                if let Some(pushed) = lock(&self.transfers).pushed.get_mut(&transfer) {
-                    pushed.is_given_up = true;
-                    pushed.slots.clear();
+                let mut transfers = lock(&self.transfers);
+                let first = transfers.first_of(transfer);
+                if let Some(pushed) = transfers.pushed.get_mut(&first) {
+                    pushed.wanted.retain(|&wanted| wanted != transfer);
+                    if pushed.wanted.is_empty() {
+                        pushed.slots.clear();
+                    }
                 }
             }
             // The library starts no moves of its own.
             Notice::Pushed { complete: true, .. } | Notice::Moved { .. } => {}
         }
+    }
+
+    /// One share of what is expected is over; with the last one, all of it.
+    fn arrived(self: &Arc<Self>, transfer: TransferId, slots: Vec<SlotRef>, ending: Ending) {
+        let mut transfers = lock(&self.transfers);
+        let first = transfers.first_of(transfer);
+        // One that was cancelled is over already.
+        let Some(expected) = transfers.expected.get_mut(&first) else { return };
+        expected.waiting.retain(|&waiting| waiting != transfer);
+        if expected.ending == Ending::Complete {
+            expected.ending = ending;
+        }
+        // A block is there when all shares of it are.
+        let least = expected.arrived.take().filter(|before| before.len() < slots.len()).unwrap_or(slots);
+        expected.arrived = Some(least);
+        if !expected.waiting.is_empty() {
+            return;
+        }
+        let Some(Expected { user, tensors, blocks, arrived, ending, .. }) = transfers.end_expected(first)
+        else {
+            return;
+        };
+        drop(transfers);
+        let slots = arrived.unwrap_or_default();
+        self.hand_over(user, Task::Arrived { tensors, blocks, slots, ending });
     }
 
     fn hand_over(self: &Arc<Self>, user: u64, task: Task) {
@@ -348,12 +502,12 @@ impl HandOffs {
         }
     }
 
-    /// The slots of these blocks, of which those that have none get one; `None` when the transfer is given up, and then
-    /// whether that is for want of memory.
+    /// The slots of these blocks, of which those that have none get one. An error says that no transfer is wanted any more:
+    /// none is, or that there is no memory and the hand-off is given up.
     fn slots_of(&self, push: &Push) -> Result<Vec<SlotRef>, Status> {
         let mut transfers = lock(&self.transfers);
-        let Some(pushed) = transfers.pushed.get_mut(&push.transfer).filter(|pushed| !pushed.is_given_up)
-        else {
+        let pushed = transfers.pushed.get_mut(&push.transfers[0]);
+        let Some(pushed) = pushed.filter(|pushed| !pushed.wanted.is_empty()) else {
             return Err(Status::Miss);
         };
         let mut slots = Vec::with_capacity(push.blocks.len());
@@ -363,8 +517,7 @@ impl HandOffs {
                 None => self.pool.acquire().inspect(|slot| _ = pushed.slots.insert(number, slot.clone())),
             };
             let Some(slot) = slot else {
-                pushed.is_given_up = true;
-                pushed.slots.clear();
+                pushed.give_up();
                 return Err(Status::Throttled);
             };
             slots.push(slot);
@@ -372,19 +525,22 @@ impl HandOffs {
         Ok(slots)
     }
 
-    /// One push of this transfer has been copied, or was not.
-    fn copied(&self, transfer: TransferId) {
+    /// One push of this hand-off has been copied, or was not.
+    fn copied(&self, first: TransferId, number: u64, copied: Option<Copied>) {
+        let submitting = lock(&self.submitting);
         let mut transfers = lock(&self.transfers);
-        let Some(pushed) = transfers.pushed.get_mut(&transfer) else { return };
-        pushed.copying -= 1;
-        let (is_over, is_given_up) = (pushed.is_ended && pushed.copying == 0, pushed.is_given_up);
-        if is_over {
-            transfers.pushed.remove(&transfer);
-        }
+        let Some(pushed) = transfers.pushed.get_mut(&first) else { return };
+        let (ready, wanted) = (pushed.end(number, copied), pushed.wanted.clone());
+        let over = transfers.end_pushed(first);
         drop(transfers);
-        if is_over && !is_given_up {
-            self.command(Command::PushEnd { transfer });
+        for Copied { content, first_block, slots, layers } in ready {
+            for &transfer in &wanted {
+                let (slots, layers) = (slots.clone(), layers.clone());
+                self.command(Command::Push { transfer, content, first_block, slots, layers });
+            }
         }
+        over.into_iter().for_each(|transfer| self.command(Command::PushEnd { transfer }));
+        drop(submitting);
     }
 }
 
@@ -392,7 +548,7 @@ impl Copying {
     /// Blocks that it counts for in the queue.
     pub(crate) fn blocks(&self) -> usize {
         match &self.task {
-            Task::Push(push) => push.blocks.len(),
+            Task::Push(push, _) => push.blocks.len(),
             Task::Arrived { blocks, .. } => blocks.len(),
         }
     }
@@ -404,12 +560,16 @@ impl Copying {
     pub(crate) unsafe fn carry_out(self) -> Result<Outcome, Failure> {
         let Self { handoffs, task } = self;
         match task {
-            Task::Push(push) => {
-                let transfer = push.transfer;
+            Task::Push(push, number) => {
+                let (first, count) = (push.transfers[0], push.blocks.len());
                 // SAFETY: readable by the contract of this function.
-                let pushed = unsafe { handoffs.carry_out_push(push) };
-                handoffs.copied(transfer);
-                Ok(pushed)
+                let copied = unsafe { handoffs.copy(push) };
+                let status = copied.as_ref().err().copied();
+                handoffs.copied(first, number, copied.ok());
+                Ok(status.map_or_else(
+                    || outcome(Status::Ok, count, Ending::Complete),
+                    |status| outcome(status, 0, Ending::Complete),
+                ))
             }
             Task::Arrived { tensors, blocks, slots, ending } => {
                 for (slot, &block) in slots.iter().zip(&blocks) {
@@ -424,24 +584,21 @@ impl Copying {
 }
 
 impl HandOffs {
+    /// Copies a push into its slots.
+    ///
     /// # Safety
     /// As for [`Copying::carry_out`].
-    unsafe fn carry_out_push(&self, push: Push) -> Outcome {
-        let slots = match self.slots_of(&push) {
-            Ok(slots) => slots,
-            Err(status) => {
-                if status == Status::Throttled {
-                    self.command(Command::Cancel { transfer: push.transfer });
-                }
-                return outcome(status, 0, Ending::Complete);
+    unsafe fn copy(&self, push: Push) -> Result<Copied, Status> {
+        let slots = self.slots_of(&push).inspect_err(|&status| {
+            if status == Status::Throttled {
+                push.transfers.iter().for_each(|&transfer| self.command(Command::Cancel { transfer }));
             }
-        };
-        let Push { transfer, content, first_block, layers, tensors, blocks } = push;
+        })?;
+        let Push { content, first_block, layers, tensors, blocks, .. } = push;
         for (slot, &block) in slots.iter().zip(&blocks) {
             // SAFETY: readable by the contract of this function; these layers of the slot were not pushed before.
             unsafe { self.shape.into_slot(slot, &tensors, block, layers.clone()) };
         }
-        self.command(Command::Push { transfer, content, first_block, slots, layers });
-        outcome(Status::Ok, blocks.len(), Ending::Complete)
+        Ok(Copied { content, first_block, slots, layers })
     }
 }

@@ -49,6 +49,7 @@ impl HandOffs {
             address,
             counters,
             transfers: Mutex::new(Transfers::default()),
+            submitting: Mutex::new(()),
             service: RwLock::new(None),
         });
         // Weak: the service is the hand-offs' own, and ends with them.

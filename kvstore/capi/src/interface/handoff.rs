@@ -13,6 +13,8 @@ use crate::status::{Failure, Status};
 /// `kvasir_kv_operation` in C.
 const PUSH: u32 = 7;
 const EXPECT: u32 = 8;
+/// Most processes that have a share of one hand-off.
+const TRANSFERS_MAX: usize = 64;
 
 /// A part of a hand-off, `kvasir_kv_handoff` in C.
 #[repr(C)]
@@ -24,9 +26,7 @@ pub struct HandOff {
     pub operation: u32,
     /// The number of the first block, counted from the beginning of the prompt.
     pub first_block: u32,
-    /// The transfer: equal on both sides.
-    pub transfer: u64,
-    /// What the transfer as a whole brings: equal on both sides.
+    /// What is handed over as a whole: equal on both sides.
     pub content: [u8; 16],
     /// The number of registered tensors.
     pub tensors: u64,
@@ -34,6 +34,12 @@ pub struct HandOff {
     pub blocks: *const u64,
     /// How many.
     pub count: usize,
+    /// One between each pair of processes: equal on both sides.
+    pub transfers: *const u64,
+    /// How many.
+    pub transfer_count: usize,
+    /// Of an expectation: the sender of each transfer.
+    pub addresses: *const *const c_char,
     /// Of a push: the first layer that is computed.
     pub first_layer: u32,
     /// Of a push: how many layers.
@@ -42,8 +48,6 @@ pub struct HandOff {
     pub deadline_ms: u32,
     /// Zero.
     pub reserved: u32,
-    /// Of an expectation: the sender.
-    pub address: *const c_char,
 }
 
 fn handoffs(opened: &Opened) -> Result<&std::sync::Arc<HandOffs>, Failure> {
@@ -52,7 +56,7 @@ fn handoffs(opened: &Opened) -> Result<&std::sync::Arc<HandOffs>, Failure> {
 
 /// # Safety
 /// As in the header for the blocks of the hand-off.
-unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>), Failure> {
+unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>, Vec<u64>), Failure> {
     if handoff.reserved != 0 {
         return Err(invalid("reserved is not zero"));
     }
@@ -61,6 +65,9 @@ unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>),
     }
     if u64::from(handoff.first_block) + handoff.count as u64 > u64::from(u32::MAX) {
         return Err(invalid("first_block and count end above 2^32 - 1"));
+    }
+    if handoff.transfer_count == 0 || handoff.transfer_count > TRANSFERS_MAX {
+        return Err(invalid(&format!("transfer_count is not in 1 to {TRANSFERS_MAX}")));
     }
     let tensors = opened.tensors.find(handoff.tensors)?;
     handoffs(opened)?.shape().check(&tensors)?;
@@ -74,10 +81,32 @@ unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>),
     let mut copy = Vec::new();
     copy.try_reserve_exact(blocks.len()).map_err(|_| Failure::no_memory("the hand-off"))?;
     copy.extend_from_slice(blocks);
-    Ok((tensors, copy))
+    let what = "transfers is a null pointer or not aligned";
+    // SAFETY: as above.
+    let transfers = unsafe { elements(handoff.transfers, handoff.transfer_count, what) }?;
+    let is_repeated = |at: usize| transfers[..at].contains(&transfers[at]);
+    if let Some(at) = (0..transfers.len()).find(|&at| is_repeated(at)) {
+        return Err(invalid(&format!("transfers[{at}] is the same as one before")));
+    }
+    Ok((tensors, copy, transfers.to_vec()))
 }
 
-fn push(opened: &Opened, handoff: &HandOff, tensors: InUse, blocks: Vec<u64>) -> Result<Push, Failure> {
+/// # Safety
+/// As in the header for the addresses of an expectation.
+unsafe fn addresses(handoff: &HandOff) -> Result<Vec<String>, Failure> {
+    let what = "addresses is a null pointer or not aligned";
+    // SAFETY: the caller promised as many strings as there are transfers.
+    let addresses = unsafe { elements(handoff.addresses, handoff.transfer_count, what) }?;
+    // SAFETY: as above.
+    let text = |&address| unsafe { string(address, "an address is a null pointer") }.map(str::to_owned);
+    addresses.iter().map(text).collect()
+}
+
+fn push(
+    opened: &Opened,
+    handoff: &HandOff,
+    (tensors, blocks, transfers): (InUse, Vec<u64>, Vec<u64>),
+) -> Result<Push, Failure> {
     let layers_of_block = u32::from(handoffs(opened)?.shape().layers);
     let end = handoff.first_layer.checked_add(handoff.layers);
     let Some(end) = end.filter(|&end| handoff.layers > 0 && end <= layers_of_block) else {
@@ -88,7 +117,7 @@ fn push(opened: &Opened, handoff: &HandOff, tensors: InUse, blocks: Vec<u64>) ->
         return Err(invalid(&text));
     };
     Ok(Push {
-        transfer: handoff.transfer,
+        transfers,
         content: handoff.content,
         first_block: handoff.first_block,
         layers: handoff.first_layer as u16..end as u16,
@@ -110,21 +139,21 @@ pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: 
         let opened = handles::find(handle.addr())?;
         let handoffs = handoffs(&opened)?;
         // SAFETY: the caller promised the array.
-        let (tensors, blocks) = unsafe { parts(&opened, &handoff) }?;
+        let parts = unsafe { parts(&opened, &handoff) }?;
         let submitted = match handoff.operation {
             PUSH => {
-                let push = push(&opened, &handoff, tensors, blocks)?;
+                let push = push(&opened, &handoff, parts)?;
                 // SAFETY: the caller promised that the blocks stay as they are until the completion was polled.
                 Some(unsafe { handoffs.push(handoff.user, push) })
             }
             EXPECT => {
-                // SAFETY: the caller promised a string with an end.
-                let address = unsafe { string(handoff.address, "address is a null pointer") }?.to_owned();
+                // SAFETY: the caller promised strings with an end.
+                let addresses = unsafe { addresses(&handoff) }?;
+                let (tensors, blocks, transfers) = parts;
                 let expect = Expect {
-                    transfer: handoff.transfer,
+                    senders: transfers.into_iter().zip(addresses).collect(),
                     content: handoff.content,
                     first_block: handoff.first_block,
-                    address,
                     patience: Duration::from_millis(handoff.deadline_ms.into()),
                     tensors,
                     blocks,
@@ -141,12 +170,12 @@ pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: 
             Some(Submitted::Taken) => Ok(Status::Ok),
             Some(Submitted::Full) => Ok(Status::Throttled),
             Some(Submitted::Closed) => Err(handles::unknown()),
-            None => Err(invalid(&format!("transfer {} is expected already", handoff.transfer))),
+            None => Err(invalid("one of the transfers is expected already")),
         }
     })
 }
 
-/// Nothing more will be pushed for a transfer.
+/// Nothing more will be pushed for a hand-off.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_end_handoff(handle: *mut Handle, transfer: u64) -> i32 {
     guarded(|| {
@@ -155,7 +184,7 @@ pub extern "C" fn kvasir_kv_end_handoff(handle: *mut Handle, transfer: u64) -> i
     })
 }
 
-/// Stops a transfer, on whichever side this is.
+/// Stops a hand-off, on whichever side this is.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvasir_kv_cancel_handoff(handle: *mut Handle, transfer: u64) -> i32 {
     guarded(|| {

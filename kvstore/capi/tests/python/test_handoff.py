@@ -6,7 +6,7 @@ import unittest
 from typing import Any
 
 from kvasir_kv import handoff
-from kvasir_kv.handoff import Leg, Place
+from kvasir_kv.handoff import Leg, Place, Shares
 from kvasir_kv.library import Completion, Library, Memory, Store
 from kvasir_kv.messages import Push, Step
 from kvasir_kv.planes import layout
@@ -47,7 +47,7 @@ class HandingOver(Engine):
         self.place = Place("here", rest, None) if kind == "shm" else Place("here", None, rest)
         tensors = self.store.register(layout({"layer": self.tensor}, 64).planes, 64, Memory.HOST)
         self.worker = Worker(
-            self.store, tensors, b"k" * 32, BLOCK_BYTES, handoff=HandOff(cut, ["layer"], "here", 0, deadline)
+            self.store, tensors, b"k" * 32, BLOCK_BYTES, handoff=HandOff(cut, ["layer"], "here", deadline)
         )
         self.scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, is_offloading=False, is_handing_over=True)
         self.scheduler.bind(self.pool)
@@ -240,14 +240,24 @@ class FakeStore:
         self.ended: list[int] = []
 
     def push(
-        self, user: int, transfer: int, content: bytes, tensors: int, first: int, blocks: list[int], layers: range
+        self,
+        user: int,
+        transfers: list[int],
+        content: bytes,
+        tensors: int,
+        first: int,
+        blocks: list[int],
+        layers: range,
     ) -> bool:
         if self.room == 0:
             return False
         self.room -= 1
-        self.pushed.append((transfer, layers))
+        self.pushed += [(transfer, layers) for transfer in transfers]
         self.done.append(Completion(user, 0, len(blocks), ""))
         return True
+
+    def handoff_statistics(self) -> dict[str, int]:
+        return {"bytes_sent": 100 * len(self.pushed)}
 
     def end_handoff(self, transfer: int) -> None:
         self.ended.append(transfer)
@@ -259,12 +269,12 @@ class FakeStore:
 
 class Layers(unittest.TestCase):
     def worker(self, store: FakeStore) -> Worker:
-        return Worker(store, 1, b"k" * 32, 4096, handoff=HandOff(2, ["a", "b", "c"], "here", 0, 1.0))
+        return Worker(store, 1, b"k" * 32, 4096, handoff=HandOff(2, ["a", "b", "c"], "here", 1.0))
 
     def test_layers_leave_as_they_are_computed(self) -> None:
         store = FakeStore(room=100)
         worker = self.worker(store)
-        step = Step(pushes=[Push(1, 7, NAME[:16], 0, [4, 5], True)])
+        step = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4, 5], True)])
         worker.load(step)
         worker.computed("a")
         worker.computed("of no cache")
@@ -272,18 +282,19 @@ class Layers(unittest.TestCase):
         self.assertEqual(store.pushed, [(7, range(0, 1)), (7, range(1, 2))])
         worker.save(step)
         self.assertEqual((store.pushed[2:], store.ended), ([(7, range(2, 3))], [7]))
+        self.assertEqual(worker.take_counters()["early_bytes"], 200, "the last layer was not sent before its end")
         worker.poll()
         self.assertEqual(worker.take_report().saved[1].least, 2)
 
     def test_layers_that_had_no_room_go_later_and_together(self) -> None:
         store = FakeStore(room=1)
         worker = self.worker(store)
-        first = Step(pushes=[Push(1, 7, NAME[:16], 0, [4], False), Push(2, 8, NAME[:16], 0, [5], True)])
+        first = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4], False), Push(2, Leg(8, None), NAME[:16], 0, [5], True)])
         worker.load(first)
         worker.computed("a")
         worker.save(first)
         worker.poll()
-        second = Step(pushes=[Push(3, 7, NAME[:16], 1, [6], True)])
+        second = Step(pushes=[Push(3, Leg(7, None), NAME[:16], 1, [6], True)])
         worker.load(second)
         store.room = 2
         worker.computed("a")
@@ -297,7 +308,7 @@ class Layers(unittest.TestCase):
     def test_what_nobody_wants_is_not_pushed(self) -> None:
         store = FakeStore(room=9)
         worker = self.worker(store)
-        step = Step(pushes=[Push(1, 7, NAME[:16], 0, [4], True)])
+        step = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4], True)])
         worker.load(step)
         worker.computed("a")
         store.done = [Completion(store.done[0].user, 1, 0, "")]
@@ -319,9 +330,11 @@ class Places(unittest.TestCase):
         self.assertEqual(Leg.of(Asked(second)), Leg(9, place))
         moved = Leg.of(Asked(second | {"first_process": 2}))
         self.assertEqual(moved.source, Place("b/1", "/tmp/kvasir-vllm-7402.sock", "10.0.0.2:7402"))
+        self.assertEqual(Leg.of(Asked(first | {"receivers": 2})), Leg(9, None, 2))
         for params in (
             None,
             [],
+            first | {"receivers": 0},
             {"do_remote_decode": True},
             first | {"transfer_id": "9"},
             first | {"transfer_id": 1 << 64},
@@ -334,6 +347,24 @@ class Places(unittest.TestCase):
         ):
             with self.subTest(params):
                 self.assertIsNone(Leg.of(Asked(params)))
+
+    def test_processes_of_both_sides_find_each_other(self) -> None:
+        for heads, of_prefill, of_decode in [(8, 1, 1), (8, 2, 1), (8, 1, 2), (8, 2, 4), (8, 8, 2), (2, 4, 2), (2, 1, 8), (1, 2, 4)]:
+            with self.subTest(heads=heads, prefill=of_prefill, decode=of_decode):
+                place = Place("h", None, "10.0.0.2:7400", (), of_prefill)
+                prefill, decode = Shares(heads, of_prefill), Shares(heads, of_decode)
+                computing, generating = Leg(9, None, of_decode), Leg(9, place)
+                pushed = {number: rank for rank in range(of_prefill) for number in computing.pushed(prefill, rank)}
+                expected = [generating.expected(decode, rank, "h") for rank in range(of_decode)]
+                self.assertEqual(sorted(pushed), sorted(number for one in expected for number in one))
+                for rank, senders in enumerate(expected):
+                    for number, way in senders.items():
+                        self.assertEqual(way, f"tcp:10.0.0.2:{7400 + pushed[number]}")
+                    found = sorted(head for number in senders for head in prefill.of(pushed[number]))
+                    self.assertLessEqual(set(decode.of(rank)), set(found))
+                    self.assertEqual(len(found), len(set(found)), "no head is sent twice")
+                if of_prefill == of_decode == 1:
+                    self.assertEqual(list(pushed), [9])
 
     def test_the_way_to_a_place(self) -> None:
         place = Place("b/1", "/x", "127.0.0.1:7", ("10.0.0.1:1", "127.0.0.1:2"))

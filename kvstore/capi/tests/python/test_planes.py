@@ -15,6 +15,27 @@ def planes(tensor: Tensor, blocks: int = BLOCKS) -> list[tuple[int, int, int]]:
     return [(plane.start - tensor.data_ptr(), plane.block_stride, plane.block_bytes) for plane in found]
 
 
+class Cuts(unittest.TestCase):
+    def test_heads_are_found_whatever_the_order(self) -> None:
+        shape = (BLOCKS, HEADS, TOKENS, CONTENT)
+        for what, tensor, rows, head_bytes in [
+            ("heads before tokens", Tensor(shape), 1, TOKENS * CONTENT),
+            ("tokens before heads", Tensor(shape, (0, 2, 1, 3)), TOKENS, CONTENT),
+            ("heads outermost", Tensor(shape, (1, 0, 2, 3)), 1, TOKENS * CONTENT),
+            ("kernels with half blocks", Tensor((2 * BLOCKS, HEADS, TOKENS // 2, CONTENT)), 2, TOKENS // 2 * CONTENT),
+        ]:
+            with self.subTest(what):
+                (cut,) = layout({"layer": tensor}, BLOCKS).cuts.values()
+                self.assertEqual((cut.rows, cut.heads, cut.head_bytes), (rows, HEADS, head_bytes))
+        # A process with one head of several has it where the others have theirs.
+        one = (BLOCKS, 1, TOKENS, CONTENT)
+        for order, rows in [((), 1), ((0, 2, 1, 3), TOKENS)]:
+            (cut,) = layout({"layer": Tensor(one, order)}, BLOCKS).cuts.values()
+            self.assertEqual((cut.rows, cut.heads, cut.head_bytes), (rows, 1, TOKENS * CONTENT // rows))
+        (cut,) = layout({"layer": Tensor((BLOCKS, TOKENS, 576))}, BLOCKS).cuts.values()
+        self.assertEqual((cut.rows, cut.heads, cut.head_bytes), (1, 1, TOKENS * 576))
+
+
 class Layouts(unittest.TestCase):
     def test_planes_of_known_layouts(self) -> None:
         shape = (BLOCKS, HEADS, TOKENS, CONTENT)

@@ -48,6 +48,8 @@ pub struct Pairing<'a> {
     pub prefill: &'a Description,
     /// Its data-parallel rank that computes the prompt.
     pub prefill_rank: u16,
+    /// The decode worker.
+    pub decode: &'a Description,
     /// MooncakeConnector: the bootstrap server's URL and the engine's id there.
     pub mooncake: Option<(&'a str, &'a str)>,
 }
@@ -154,7 +156,9 @@ pub fn prefill_leg(protocol: Protocol, body: &RawBody, pairing: &Pairing<'_>) ->
             leg.set("disaggregated_params", params.to_string());
         }
         Protocol::Kvasir => {
-            let handoff = Handoff::Prefill { transfer_id: pairing.number };
+            // One that listens nowhere is a single process, or says how many it is by its connector.
+            let receivers = pairing.decode.data_plane.as_ref().map_or(1, |place| place.processes);
+            let handoff = Handoff::Prefill { transfer_id: pairing.number, receivers };
             leg.set("kv_transfer_params", handoff.to_json().to_string());
         }
         Protocol::Bootstrap => {}
@@ -271,7 +275,13 @@ mod tests {
     #[test]
     fn nixl_passes_the_answers_object_through_unread() {
         let description = description();
-        let pairing = Pairing { number: 7, prefill: &description, prefill_rank: 3, mooncake: None };
+        let pairing = Pairing {
+            number: 7,
+            prefill: &description,
+            prefill_rank: 3,
+            decode: &description,
+            mooncake: None,
+        };
         let prefill = json_of(&prefill_leg(Protocol::Nixl, &body(), &pairing).expect("a leg"));
         assert_eq!(prefill["kv_transfer_params"]["do_remote_decode"], true);
         assert_eq!((&prefill["max_tokens"], &prefill["max_completion_tokens"]), (&json!(1), &json!(1)));
@@ -303,7 +313,13 @@ mod tests {
     #[test]
     fn both_legs_of_sglang_are_one_body() {
         let description = description();
-        let pairing = Pairing { number: u64::MAX, prefill: &description, prefill_rank: 3, mooncake: None };
+        let pairing = Pairing {
+            number: u64::MAX,
+            prefill: &description,
+            prefill_rank: 3,
+            decode: &description,
+            mooncake: None,
+        };
         let mut client = body();
         client.set("bootstrap_room", "5");
         let prefill = prefill_leg(Protocol::Bootstrap, &client, &pairing).expect("a leg").to_bytes();
@@ -319,7 +335,8 @@ mod tests {
     fn mooncake_and_kvasir_meet_by_a_number() {
         let description = description();
         let mooncake = Some(("http://10.0.0.1:8998", "engine-1"));
-        let pairing = Pairing { number: 0x1f, prefill: &description, prefill_rank: 3, mooncake };
+        let pairing =
+            Pairing { number: 0x1f, prefill: &description, prefill_rank: 3, decode: &description, mooncake };
         for (protocol, name) in [(Protocol::Mooncake, "transfer_id"), (Protocol::Kvasir, "transfer_id")] {
             let prefill = json_of(&prefill_leg(protocol, &body(), &pairing).expect("a leg"));
             let decode = json_of(&decode_leg(protocol, &body(), &pairing, None).expect("a leg"));
@@ -331,6 +348,7 @@ mod tests {
             );
             if protocol == Protocol::Kvasir {
                 assert_eq!(decode["first_process"], 6, "two for each of three ranks before");
+                assert_eq!(prefill["receivers"], 2);
             }
             if protocol == Protocol::Mooncake {
                 assert_eq!(prefill[name], "xfer-000000000000001f");
@@ -347,7 +365,13 @@ mod tests {
     #[test]
     fn tensorrt_llm_generates_from_the_contexts_tokens() {
         let description = description();
-        let pairing = Pairing { number: 3, prefill: &description, prefill_rank: 3, mooncake: None };
+        let pairing = Pairing {
+            number: 3,
+            prefill: &description,
+            prefill_rank: 3,
+            decode: &description,
+            mooncake: None,
+        };
         let prefill = json_of(&prefill_leg(Protocol::TensorRtLlm, &body(), &pairing).expect("a leg"));
         assert_eq!(prefill["disaggregated_params"]["request_type"], "context_only");
         assert!(prefill["disaggregated_params"]["disagg_request_id"].as_u64().expect("an id") >= 1 << 42);

@@ -273,6 +273,7 @@ async fn legs(
         number: fresh_number(),
         prefill: description,
         prefill_rank: prefill.run.rank.unwrap_or(0),
+        decode: &route.decode.run.description,
         mooncake: mooncake.as_ref().map(|(address, engine)| (address.as_str(), engine.as_str())),
     };
     let unmade = |error| Failure::protocol(prefill, error).of_prefill();

@@ -438,7 +438,7 @@ fn submit(
 ) -> Result<Vec<crate::Generation>, ApiError> {
     let (push_to, fetch_from) = match handoff {
         None => (None, None),
-        Some(Handoff::Prefill { transfer_id }) => (Some(transfer_id), None),
+        Some(Handoff::Prefill { transfer_id, .. }) => (Some(transfer_id), None),
         Some(Handoff::Decode { transfer_id, from, .. }) => {
             (None, choose_path(state, &from)?.map(|path| (transfer_id, path)))
         }
