@@ -1,6 +1,7 @@
 """Prompts from one vLLM to another over Kvasir's data plane, and over NIXL for comparison, without a gateway.
 
-    handoff.py [--ports 8101,8102] [--cores 0,1] [--seed 1] [compare] [overlap] [prefix] [stopped] [killed] [--prompts 200] …
+    handoff.py [--ports 8101,8102] [--cores 0,1] [--seed 1] [compare] [overlap] [prefix] [shared] [stopped] [killed]
+        [--prompts 200] …
 
 Starts the engines itself, by serve.sh, and ends them. `compare` asks the same prompts of pairs with either connector in turn.
 The hand-off is the time from the prefill engine's answer to the decode engine's first token, as the client sees both: NIXL's
@@ -42,23 +43,33 @@ def percentile(values, part):
 
 
 def place(prefill):
-    """Where a prefill engine's library listens, by its metrics."""
+    """Where an engine's library listens, by its metrics."""
     line = next(line for line in get(prefill, "/metrics").splitlines() if line.startswith("vllm:kvasir_data_plane{"))
     labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
-    return {"host": labels["host"], "shm": labels["shm"] or None, "tcp": labels["tcp"] or None}
+    return {"host": labels["host"], "shm": labels["shm"] or None, "tcp": labels["tcp"] or None,
+            "processes": int(labels["ranks"])}
 
 
 class Pair:
-    """A prefill and a decode engine with one connector."""
+    """A prefill and a decode engine with one connector, each with so many processes."""
 
-    def __init__(self, connector, options):
-        self.connector, self.options = connector, options
+    def __init__(self, connector, options, processes=(1, 1)):
+        self.connector = connector
         self.parts = CONNECTORS[connector]
-        self.prefill, self.decode = (f"http://127.0.0.1:{port}" for port in options.ports)
+        self.processes = processes
+        # Each process listens on a port of its own.
+        self.ports = [options.ports[0], options.ports[1] + 8 * (max(processes) > 1)]
+        both = "|".join(str(core) for core in options.cores)
+        self.cores = [both if count > 1 else str(core) for count, core in zip(processes, options.cores)]
+        self.prefill, self.decode = (f"http://127.0.0.1:{port}" for port in self.ports)
+
+    def start(self, side):
+        parallel = ("--tensor-parallel-size", str(self.processes[side])) if self.processes[side] > 1 else ()
+        engines.start(self.ports[side], self.cores[side], self.parts[side], *parallel)
 
     def __enter__(self):
-        for port, core, part in zip(self.options.ports, self.options.cores, self.parts):
-            engines.start(port, core, part)
+        for side in (0, 1):
+            self.start(side)
         try:
             self.ready()
         except BaseException:
@@ -67,7 +78,7 @@ class Pair:
         return self
 
     def __exit__(self, *_):
-        for port in self.options.ports:
+        for port in self.ports:
             engines.kill(port)
 
     def ready(self):
@@ -87,7 +98,8 @@ class Pair:
             answer = chat(self.decode, streamed | {"kv_transfer_params": first.body["kv_transfer_params"]})
             return answer, prefilled, prefilled + answer.first
         number = random_.getrandbits(63)
-        leg = {"kvasir": "prefill", "transfer_id": number, "do_remote_decode": True, "do_remote_prefill": False}
+        leg = {"kvasir": "prefill", "transfer_id": number, "receivers": self.processes[1]}
+        leg |= {"do_remote_decode": True, "do_remote_prefill": False}
         params = {"kvasir": "decode", "transfer_id": number, "from": place(self.prefill)}
         params |= {"do_remote_decode": False, "do_remote_prefill": True}
         short = {name: value for name, value in body.items() if name != "stream_options"}
@@ -190,7 +202,7 @@ class Check:
             time.sleep(2)
             early, whole = (metric(pair.prefill, name) - was for name, was in zip(names, before))
             share = early / max(whole, 1)
-            text = f"{share:.2f} of {whole:.0f} bytes were sent before the last layer was computed"
+            text = f"{share:.3f} of {whole:.0f} bytes were sent before the last layer was computed"
             self.say(share >= OVERLAP_MIN, f"overlap, {self.options.long} prompts of 3,000 tokens: {text}")
 
     def prefix(self):
@@ -212,11 +224,22 @@ class Check:
             self.say(0.3 < share < 0.7, f"prefix hits on decode: {moved:.0f} of {wanted} blocks moved ({share:.2f})")
             self.judged(pair, "answers with half of the prompt there", asked)
 
+    def shared(self):
+        """Two processes on one side, each with half of the heads, and one on the other."""
+        for processes in ((2, 1), (1, 2)):
+            with Pair("kvasir", self.options, processes) as pair:
+                asked = [(body, pair.ask(body, self.chance)[0]) for body in (self.body(200, 900) for _ in range(self.options.judged))]
+                time.sleep(2)
+                moved, lost = (metric(pair.decode, f"vllm:kvasir_{name}_blocks_total") for name in ("received", "unreceived"))
+                what = f"{processes[0]} processes to {processes[1]}"
+                self.say(moved > 0 and not lost, f"{what}: {moved:.0f} blocks received, {lost:.0f} not")
+                self.judged(pair, what, asked)
+
     def stopped(self):
         """The decode engine stands still at random moments, beyond every time-out, while prompts are under way."""
         os.environ["KVASIR_LEASE"], os.environ["KVASIR_DEADLINE"] = "500 ms", "2"
         with Pair("kvasir", self.options) as pair:
-            group = int((LAB / f"{self.options.ports[1]}.pid").read_text())
+            group = int((LAB / f"{pair.ports[1]}.pid").read_text())
             ended, asked = threading.Event(), []
 
             def stop():
@@ -266,7 +289,7 @@ class Check:
         try:
             for number in range(self.options.kills):
                 side = number % 2
-                port = self.options.ports[side]
+                port = pair.ports[side]
                 bodies = [self.body(300, 1200, tokens=8) for _ in range(4)]
                 owns = judge.measure(lambda body: chat(pair.decode, body), bodies) if side == 0 else []
                 with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -287,7 +310,7 @@ class Check:
                     self.say(not wrong and not outcomes["failed"], "; ".join([text, *wrong]))
                 else:
                     self.at_rest_alone(pair.prefill)
-                engines.start(port, self.options.cores[side], pair.parts[side])
+                pair.start(side)
                 pair.ready()
         finally:
             pair.__exit__()
@@ -302,7 +325,7 @@ class Check:
 
 
 def main():
-    scenarios = ("compare", "overlap", "prefix", "stopped", "killed")
+    scenarios = ("compare", "overlap", "prefix", "shared", "stopped", "killed")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("scenario", nargs="*", help=f"of {', '.join(scenarios)}; all without one")
     pair = lambda text: [int(number) for number in text.split(",")]

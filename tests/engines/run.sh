@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Kvasir in front of and below real engines on the CPU: run.sh [routing|pools|control|disaggregation|offload|all] [--direct] (vLLM)
+# Kvasir in front of and below real engines on the CPU:
+#   run.sh [routing|pools|control|disaggregation|offload|all] [--direct|--kvasir]   (vLLM)
+#   run.sh handoff [handoff.py's options]
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
-# started. With --direct the gateway is left out: what do the engines and the check itself do?
+# started. With --direct the gateway is left out: what do the engines and the check itself do? With --kvasir prompts are
+# handed over by KvasirConnector instead of NIXL's. `handoff` compares the two, without a gateway.
 # LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
 # run.sh sglang [SCENARIO…] does the same for real SGLang servers (sglang/run.sh), in $LAB/sglang if LAB is set; `all` leaves
 # them out. 77 where SGLang cannot be had.
@@ -16,9 +19,14 @@ fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing "* | "pools " | "control " | "disaggregation "* | "offload " | "all "*) ;;
-*) echo "run.sh [routing|pools|control|disaggregation|offload|all] [--direct]" >&2 && exit 2 ;;
+"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "all " | "all --direct" | "handoff "*) ;;
+*) echo "run.sh [routing|pools|control|disaggregation|offload|all] [--direct|--kvasir]; run.sh handoff …" >&2 && exit 2 ;;
 esac
+parts=(prefill decode)
+if [ "$direct" = --kvasir ]; then
+    parts=(kvasir-prefill kvasir-decode) direct=
+    by_kvasir=1
+fi
 first=8101 second=8102 gateway=127.0.0.1:8200
 
 "$here/install.sh"
@@ -30,10 +38,11 @@ read -r core1 core2 < <("$python" -c "$cores")
 target=${CARGO_TARGET_DIR:-$root/target}
 kvasir=${KVASIR:-$target/release/kvasir}
 export KVASIR_KV_LIBRARY=${KVASIR_KV_LIBRARY:-}
-if [ "$what" != offload ]; then
+if [ "$what" != offload ] && [ "$what" != handoff ]; then
     [ -n "$direct" ] || [ -n "${KVASIR:-}" ] || (cd "$root" && cargo build --release -p control-node)
 fi
-if [ "$what" = offload ] || [ "$what" = all ] && [ -z "$KVASIR_KV_LIBRARY" ]; then
+if { [ "$what" = offload ] || [ "$what" = all ] || [ "$what" = handoff ] || [ -n "${by_kvasir:-}" ]; } &&
+    [ -z "$KVASIR_KV_LIBRARY" ]; then
     (cd "$root" && cargo build --profile capi -p kvstore-capi)
     KVASIR_KV_LIBRARY=$target/capi/libkvasir_kv.so
 fi
@@ -86,6 +95,12 @@ gateway() { # more of the configuration, then the options that name the workers
     up "the gateway" "http://$gateway/health" "$LAB/gateway.log"
 }
 
+if [ "$what" = handoff ]; then
+    shift
+    "$python" -B "$here/handoff.py" --ports "$first,$second" --cores "$core1,$core2" "$@"
+    exit
+fi
+
 rc=0
 check() { # its name, then the command
     local name=$1
@@ -124,13 +139,14 @@ if [ "$what" = control ] || [ "$what" = all ] && [ -z "$direct" ]; then
         --cores "$core1,$core2"
 fi
 if [ "$what" = disaggregation ] || [ "$what" = all ]; then
-    engines prefill decode
+    engines "${parts[@]}"
     if [ -n "$direct" ]; then
         check disaggregation "$python" "$here/disaggregation.py" --cores "$core1,$core2" --direct
     else
         gateway '[router]\ndisaggregate_above_tokens = 64\n' \
             --prefill-worker "http://127.0.0.1:$first" --decode-worker "http://127.0.0.1:$second"
-        check disaggregation "$python" "$here/disaggregation.py" --cores "$core1,$core2" "http://$gateway"
+        check disaggregation "$python" "$here/disaggregation.py" --cores "$core1,$core2" --parts "${parts[0]},${parts[1]}" \
+            "http://$gateway"
     fi
 fi
 if [ "$what" = offload ] || [ "$what" = all ]; then
