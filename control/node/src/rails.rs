@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use dataplane_memory::Slab;
-use dataplane_rails::{Addresses, Rails, RailsConfig, Transport, Wanted, is_loopback, worker_socket};
+use dataplane_rails::{
+    Addresses, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, is_loopback, worker_socket,
+};
 use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
 use dataplane_transfer::BondConfig;
@@ -57,7 +59,7 @@ pub(crate) fn open_server(settings: &Settings, slab: &Arc<Slab>, listen: SocketA
 }
 
 /// As a gateway tells it to the workers that are to connect.
-pub(crate) fn told(address: Addresses) -> DataPlaneAddress {
+pub(crate) fn data_plane_address(address: Addresses) -> DataPlaneAddress {
     let Addresses { host, shm, tcp, rdma } = address;
     DataPlaneAddress { host, shm, tcp, rdma, processes: 1 }
 }
@@ -68,7 +70,7 @@ fn rails_config(settings: &Settings, part: &str) -> Result<RailsConfig> {
         let key = if part == "pool" { "store.listen" } else { "transfer.listen" };
         bail!("{key} = \"{}\": peers are told this address, so it must be one of this host", transfer.listen);
     }
-    let wanted = |transport| Wanted {
+    let wanted = |transport| TransportRequest {
         transport,
         is_named: match transport {
             Transport::Shm => !transfer.socket_folder.is_empty(),
@@ -166,10 +168,4 @@ fn host_identity(settings: &Settings) -> String {
     let host = path_command::topology(settings).host;
     let boot = host.boot_id.clone().unwrap_or_else(|| format!("unknown-{}", std::process::id()));
     format!("{boot}/{}", host.shared_directory_id.clone().unwrap_or_default())
-}
-
-/// Names sessions and spreads retries; not a secret.
-fn fresh_seed() -> u64 {
-    use std::hash::BuildHasher;
-    std::collections::hash_map::RandomState::new().hash_one(std::process::id())
 }

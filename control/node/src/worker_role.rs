@@ -107,7 +107,7 @@ async fn work(
         instance: u64::from(std::process::id()) << 32 | u64::from(start_nanos()),
         events: Some(publisher.addresses().events.clone()),
         replay: Some(publisher.addresses().replay.clone()),
-        data_plane: rails::told(address),
+        data_plane: rails::data_plane_address(address),
     };
     let state = WorkerState {
         engine: handle.clone(),

@@ -11,7 +11,7 @@ mod open;
 mod sockets;
 
 pub use address::{Addresses, is_loopback};
-pub use open::{Counted, RailCounters, Rails, RailsError, open};
+pub use open::{CounterSample, RailCounters, Rails, RailsError, open};
 pub use sockets::{remove_stale_sockets, worker_socket};
 
 use std::net::SocketAddr;
@@ -50,7 +50,7 @@ impl Transport {
 
 /// A transport that is to be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
+pub struct TransportRequest {
     /// Which.
     pub transport: Transport,
     /// Whether the configuration names a part of it (a folder, a device, a port): it is then an error when it cannot be
@@ -62,7 +62,7 @@ pub struct Wanted {
 #[derive(Debug, Clone)]
 pub struct RailsConfig {
     /// Best first: of the links to a peer that are up, those of the first transport carry the bytes.
-    pub transports: Vec<Wanted>,
+    pub transports: Vec<TransportRequest>,
     /// A client connects to others: it does not listen, and peers cannot reach its memory.
     pub is_client: bool,
     /// Equal for processes that can share memory, see [`Addresses::host`].
@@ -85,4 +85,11 @@ pub struct RailsConfig {
     pub bond: BondConfig,
     /// For tests: damages one in so many writes, drawn from this seed.
     pub corrupt: Option<(u64, u64)>,
+}
+
+/// A seed for the names of sessions and for the times of retries: another one in each process, and not a secret.
+#[must_use]
+pub fn fresh_seed() -> u64 {
+    use std::hash::BuildHasher;
+    std::collections::hash_map::RandomState::new().hash_one(std::process::id())
 }

@@ -13,13 +13,13 @@ use dataplane_transfer::{Bond, Rail};
 use dataplane_verbs::{Device, Library, VerbsConfig, VerbsError, VerbsFabric};
 
 use crate::sockets::remove_stale_sockets;
-use crate::{Addresses, RailsConfig, Transport, Wanted};
+use crate::{Addresses, RailsConfig, Transport, TransportRequest};
 
 /// A transport of any kind.
 type AnyFabric = Box<dyn Fabric + Send>;
 
 /// A counter of a transport: name, help, value.
-pub type Counted = (&'static str, &'static str, u64);
+pub type CounterSample = (&'static str, &'static str, u64);
 
 /// The transports of one process.
 pub struct Rails {
@@ -40,7 +40,7 @@ pub struct RailCounters {
     /// `shm`, `tcp`, `rdma DEVICE` or `all`.
     pub name: String,
     /// Reads all of its counters.
-    pub read: Box<dyn Fn() -> Vec<Counted> + Send + Sync>,
+    pub read: Box<dyn Fn() -> Vec<CounterSample> + Send + Sync>,
 }
 
 /// Why a transport cannot be used.
@@ -48,9 +48,9 @@ pub struct RailCounters {
 pub enum RailsError {
     /// No transport is there.
     #[error("no transport can be used; `kvasir doctor` says what is missing")]
-    Nothing,
+    NoTransport,
     /// A transport that is named in the configuration, or the only one that is wanted.
-    #[error("the transport {} is configured and cannot be used: {reason}", transport.name())]
+    #[error("transfer.transport: {} cannot be used: {reason}", transport.name())]
     Unusable {
         /// Which.
         transport: Transport,
@@ -74,7 +74,7 @@ pub enum RailsError {
     Address(&'static str),
 }
 
-struct Building<'a> {
+struct RailsBuilder<'a> {
     config: &'a RailsConfig,
     slab: &'a Arc<Slab>,
     rails: Vec<Rail<AnyFabric>>,
@@ -88,13 +88,13 @@ struct Building<'a> {
 pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError> {
     let address = Addresses { host: config.host.clone(), ..Addresses::default() };
     let (rails, names, counters) = (Vec::new(), Vec::new(), Vec::new());
-    let mut building = Building { config, slab, rails, address, names, counters };
+    let mut builder = RailsBuilder { config, slab, rails, address, names, counters };
     let mut kinds = Vec::new();
-    for (rank, &Wanted { transport, is_named }) in config.transports.iter().enumerate() {
+    for (rank, &TransportRequest { transport, is_named }) in config.transports.iter().enumerate() {
         let opened = match transport {
-            Transport::Shm => building.shm(rank as u8),
-            Transport::Rdma => building.rdma(rank as u8),
-            Transport::Tcp => building.tcp(rank as u8),
+            Transport::Shm => builder.shm(rank as u8),
+            Transport::Rdma => builder.rdma(rank as u8),
+            Transport::Tcp => builder.tcp(rank as u8),
         };
         match opened {
             Ok(()) => kinds.push(transport),
@@ -104,17 +104,17 @@ pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError>
             Err(error) => tracing::info!("the transport {} is off: {error}", transport.name()),
         }
     }
-    if building.rails.is_empty() {
-        return Err(RailsError::Nothing);
+    if builder.rails.is_empty() {
+        return Err(RailsError::NoTransport);
     }
-    let Building { rails, address, names, mut counters, .. } = building;
+    let RailsBuilder { rails, address, names, mut counters, .. } = builder;
     let bond = Bond::new(rails, config.bond, Box::new(Instant::now));
     let links = Arc::clone(bond.counters());
     counters.push(RailCounters { name: "all".to_owned(), read: Box::new(move || links.snapshot().to_vec()) });
     Ok(Rails { bond, address, names, kinds, counters })
 }
 
-impl Building<'_> {
+impl RailsBuilder<'_> {
     fn add(&mut self, fabric: impl Fabric + Send + 'static, rank: u8, name: String) {
         let fabric: AnyFabric = match self.config.corrupt {
             None => Box::new(fabric),
@@ -124,7 +124,7 @@ impl Building<'_> {
         self.names.push(name);
     }
 
-    fn count(&mut self, name: String, read: impl Fn() -> Vec<Counted> + Send + Sync + 'static) {
+    fn count(&mut self, name: String, read: impl Fn() -> Vec<CounterSample> + Send + Sync + 'static) {
         self.counters.push(RailCounters { name, read: Box::new(read) });
     }
 
@@ -141,7 +141,7 @@ impl Building<'_> {
         let fabric = ShmFabric::new(Arc::clone(self.slab), listen, self.config.shm.clone())?;
         let counters = Arc::clone(fabric.counters());
         self.count("shm".to_owned(), move || counters.snapshot().to_vec());
-        self.address.shm = Some(path);
+        self.address.shm = listen.map(str::to_owned);
         self.add(fabric, rank, "shared memory".to_owned());
         Ok(())
     }
@@ -205,7 +205,8 @@ impl Building<'_> {
             listen.set_port(port.ok_or(RailsError::Address("rdma.listen: no port for this rail"))?);
         }
         let fabric = VerbsFabric::new(device, self.slab, Some(listen), config)?;
-        let mut bound = fabric.listening_on().ok_or(RailsError::Address("no address to connect to"))?;
+        let mut bound =
+            fabric.listening_on().ok_or(RailsError::Address("rdma.listen: the device has no address"))?;
         if bound.ip().is_unspecified() {
             // Listening everywhere: peers are told the rail's own address, so that the connection takes its way.
             let none = RailsError::Address("rdma.listen names no address, and the rail has none");
@@ -215,7 +216,7 @@ impl Building<'_> {
     }
 }
 
-fn tcp_counted(counters: &TcpCounters) -> Vec<Counted> {
+fn tcp_counted(counters: &TcpCounters) -> Vec<CounterSample> {
     vec![
         ("sent_bytes", "Payload bytes sent", counters.sent_bytes.get()),
         ("received_bytes", "Payload bytes received", counters.received_bytes.get()),
@@ -244,7 +245,7 @@ mod tests {
     fn config(is_client: bool) -> RailsConfig {
         let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         RailsConfig {
-            transports: vec![Wanted { transport: Transport::Shm, is_named: false }],
+            transports: vec![TransportRequest { transport: Transport::Shm, is_named: false }],
             is_client,
             host: "h".to_owned(),
             socket: std::env::temp_dir().join(format!("kvasir-rails-{}.sock", std::process::id())),
@@ -272,17 +273,17 @@ mod tests {
         for is_client in [false, true] {
             let config = config(is_client);
             let (address, names, counters) = (Addresses::default(), Vec::new(), Vec::new());
-            let mut building =
-                Building { config: &config, slab: &slab, rails: Vec::new(), address, names, counters };
-            let (fabric, told) = building.rail(&library, device.name(), 0).expect("a rail");
+            let mut builder =
+                RailsBuilder { config: &config, slab: &slab, rails: Vec::new(), address, names, counters };
+            let (fabric, told) = builder.rail(&library, device.name(), 0).expect("a rail");
             assert_eq!((fabric.listening_on().is_none(), told.is_none()), (is_client, is_client));
             assert_eq!(device.usage().shown_regions, usize::from(!is_client));
             if is_client {
                 let local = ShmFabric::new(Arc::clone(&slab), None, ShmConfig::default()).expect("a fabric");
-                building.add(local, 0, "shared memory".to_owned());
+                builder.add(local, 0, "shared memory".to_owned());
             }
-            building.add(fabric, 1, "RDMA".to_owned());
-            let bond = Bond::new(building.rails, BondConfig::default(), Box::new(Instant::now));
+            builder.add(fabric, 1, "RDMA".to_owned());
+            let bond = Bond::new(builder.rails, BondConfig::default(), Box::new(Instant::now));
             assert_eq!(bond.shown_slab().is_none(), is_client);
         }
     }
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(rails.kinds, [Transport::Shm]);
         assert_eq!(rails.address.notation(), [format!("shm:{}", config.socket.display())]);
         let refused = open(&config, &slab()).err().expect("another process listens there");
-        assert!(refused.to_string().contains("shm is configured and cannot be used"), "{refused}");
+        assert!(refused.to_string().contains("transfer.transport: shm cannot be used"), "{refused}");
         drop(rails);
         let _gone = std::fs::remove_file(&config.socket);
     }

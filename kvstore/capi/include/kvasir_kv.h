@@ -27,7 +27,8 @@
  * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds
  * at most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the
  * disk, kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses
- * kvasir_kv_submit, kvasir_kv_submit_transfer and kvasir_kv_poll, which do not wait (poll as long as it is told to); as
+ * kvasir_kv_submit, kvasir_kv_submit_transfer, the functions of hand-offs (which wait only while their thread has 16384
+ * commands to take) and kvasir_kv_poll, which do not wait (poll as long as it is told to); as
  * many requests are under way at the disk as there are `queue.threads`, and for loads of several blocks up to eight
  * times as many.
  * Status: functions return a kvasir_kv_status; 0 and above are outcomes, below 0 failures, after which
@@ -143,15 +144,18 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *       socket_name = ""          # its file is kvasir-NAME.sock; empty is a name that no other process has
  *       lease = "30 s"            # how long blocks are kept for a receiver that does not come; "10 ms" to "10 min"
  *       capacity = "256 MiB"      # memory through which blocks go, beside that of [host_tier]
- *       layers = 1                # a block has so many layers; 1 to 4096
- *       rows = 1                  # of so many rows each: what lies between two heads' strides; 1 to 1048576
+ *       layers = 1                # layers of a block; 1 to 4096
+ *       rows = 1                  # a layer of a block is laid out [rows][heads][head_bytes]; 1 to 1048576
  *       first_head = 0            # the first of this process's attention heads, counted over the whole model
- *       heads = 1                 # how many it has
- *       head_bytes = "128 KiB"    # of one head in one row
- *       fingerprint = "0000000000000000" # equal in processes whose blocks have the same meaning
+ *       heads = 1                 # attention heads of this process
+ *       head_bytes = "128 KiB"    # bytes of one head in one row
+ *       fingerprint = "0000000000000000" # 16 hexadecimal digits; processes with different ones refuse each other's blocks
  *       [rdma]
  *       devices = []              # by name; empty: every one with an active port
  *       listen = "127.0.0.1:0"    # where peers connect; with a port each further device takes the next one
+ *
+ * With a `socket_name` shared memory must be usable, as TCP must with a port and RDMA with devices; otherwise what the
+ * machine lacks is passed over. Settings of the product's [transfer] and [rdma] that are not here have its defaults.
  *
  * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB) and times too (ms, s, min). All sections but [queue]
  * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three and `lease`), and so
@@ -170,7 +174,8 @@ int32_t kvasir_kv_open_file(const char *path, kvasir_kv **handle, char *error, s
 
 /*
  * Closes a store. From here on other calls with the handle are KVASIR_KV_INVALID_HANDLE, so completions that wait are
- * to be polled before. Requests that have not begun are forgotten without a completion, those that have are waited for;
+ * to be polled before. Requests that have not begun and expectations are forgotten without a completion, others that have
+ * begun are waited for;
  * after the return no submitted request's memory is touched. Threads inside kvasir_kv_poll return with the completions
  * that wait, or with none; those inside a blocking function with what they were asked for or KVASIR_KV_FAILED. The file
  * descriptor of kvasir_kv_event_fd becomes readable, so that whoever waits for it wakes, and then goes: its number may
@@ -323,7 +328,8 @@ int32_t kvasir_kv_register(kvasir_kv *handle, const kvasir_kv_tensors *tensors, 
 
 /*
  * Waits until no transfer works on these tensors any more, those included that have not begun, and forgets them; their
- * memory may go afterwards. Completions stay to be polled. KVASIR_KV_INVALID_ARGUMENT: there are none of this number.
+ * memory may go afterwards. Expectations into them are cancelled: they complete with MISS and KVASIR_KV_CANCELLED.
+ * Completions stay to be polled. KVASIR_KV_INVALID_ARGUMENT: there are none of this number.
  */
 int32_t kvasir_kv_unregister(kvasir_kv *handle, uint64_t id);
 
@@ -370,7 +376,7 @@ typedef enum kvasir_kv_ending {
     KVASIR_KV_SENDER_STOPPED = 2, /* before the end, or it has another content or layout */
     KVASIR_KV_PEER_DOWN = 3,      /* the connection could not be made, or ended */
     KVASIR_KV_DEADLINE = 4,
-    KVASIR_KV_REFUSED = 5, /* no memory for its blocks, too many transfers, or a bad address */
+    KVASIR_KV_REFUSED = 5, /* no memory for its blocks, more than 4096 transfers, or a bad address */
     KVASIR_KV_CANCELLED = 6
 } kvasir_kv_ending;
 
@@ -381,7 +387,7 @@ typedef struct kvasir_kv_handoff {
     uint8_t content[16];  /* what is handed over as a whole: equal on both sides of one prompt, and on no others */
     uint64_t tensors;     /* what kvasir_kv_register wrote */
     const uint64_t *blocks; /* their numbers in the tensors, in the order of the prompt, below `blocks` of the tensors */
-    size_t count;           /* 1 to 2^20, also of all that is under way together */
+    size_t count; /* of a push 1 to 2^20, also of all that is under way together; of an expectation 1 to 65536 */
     const uint64_t *transfers; /* one between each pair of processes, equal on both sides; at random, never twice */
     size_t transfer_count;     /* how many processes take a share of a push, or send one of an expectation; 1 to 64 */
     const char *const *addresses; /* of an expectation: the sender of each transfer, a line of its
@@ -400,8 +406,11 @@ typedef struct kvasir_kv_handoff {
  * expected is KVASIR_KV_INVALID_ARGUMENT.
  *
  * Processes of one engine may each have some heads of every block, and those of the other engine others: what two of them
- * have in common goes from one to the other, in a transfer of its own. All pushes of a hand-off name the same transfers;
- * calls that name a hand-off by one transfer name it by the first.
+ * have in common goes from one to the other, in a transfer of its own. All pushes of a hand-off name the same transfers
+ * (others are KVASIR_KV_INVALID_ARGUMENT); calls that name a hand-off by one transfer name it by the first.
+ *
+ * Every hand-off that was pushed is ended by kvasir_kv_end_handoff or kvasir_kv_cancel_handoff, whatever became of it:
+ * until then the library keeps a record of it.
  *
  * The tensors lie in host memory, and their planes are layers in equal groups: with `transfer.layers` = 32 and 64 planes,
  * the first two are the first layer's. Each group has `rows` * `heads` * `head_bytes` bytes of a block.
@@ -429,7 +438,10 @@ int32_t kvasir_kv_end_handoff(kvasir_kv *handle, uint64_t transfer);
  */
 int32_t kvasir_kv_cancel_handoff(kvasir_kv *handle, uint64_t transfer);
 
-/* Tells the sender at `address` that nothing of a transfer is wanted. */
+/*
+ * Tells the sender at `address` that nothing of a transfer is wanted. Does nothing for a transfer that is expected here;
+ * OK also when nobody is at the address.
+ */
 int32_t kvasir_kv_decline_handoff(kvasir_kv *handle, uint64_t transfer, const char *address);
 
 /*

@@ -414,7 +414,6 @@ impl Settings {
             ("transfer.rows", transfer.rows, 1, 1 << 20),
             ("transfer.first_head", transfer.first_head, 0, 65_535),
             ("transfer.heads", transfer.heads, 1, 65_536),
-            ("transfer.lease in ms", transfer.lease.0.as_millis() as u64, 10, 600_000),
         ];
         let wrong_sizes = (sizes.iter())
             .filter(|(_, value, least, most)| !(least.0..=most.0).contains(&value.0))
@@ -423,6 +422,11 @@ impl Settings {
             .filter(|(_, value, least, most)| !(least..=most).contains(&value))
             .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"));
         let mut problems: Vec<String> = wrong_sizes.chain(wrong_numbers).collect();
+        let leases = Time(Duration::from_millis(10))..=Time(Duration::from_secs(600));
+        if !leases.contains(&transfer.lease) {
+            let (least, most) = leases.into_inner();
+            problems.push(format!("transfer.lease = {} is not in {least} to {most}", transfer.lease));
+        }
         if store.memory_bytes.is_some() {
             problems.push("store.memory_bytes is now host_tier.capacity, written like \"1 GiB\"".to_owned());
         }
@@ -532,7 +536,10 @@ mod tests {
                 "device.staging = \"2 MiB\" has no slot for each direction: one takes 1052672 bytes",
             ),
             ("[transfer]\nlease = \"5 h\"\n", "expected a time like"),
-            ("[transfer]\nlease = \"5ms\"\n", "transfer.lease in ms = 5 is not in 10 to 600000"),
+            (
+                "[transfer]\nlease = \"5ms\"\n",
+                "transfer.lease = \"5 ms\" is not in \"10 ms\" to \"600000 ms\"",
+            ),
             ("[transfer]\nlayers = 0\n", "transfer.layers = 0"),
             (
                 "[transfer]\nfingerprint = \"1\"\n",

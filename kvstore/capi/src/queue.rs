@@ -20,7 +20,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::backend::Backend;
 use crate::config::QueueSettings;
-use crate::handoff::Copying;
+use crate::handoff::CopyTask;
 use crate::operation::{Operation, Outcome, by_store};
 use crate::status::{Failure, Status};
 use crate::transfer::{Claim, Transfer};
@@ -53,7 +53,7 @@ pub(crate) enum Work {
     /// For all that have nothing better to do.
     Shared(Arc<Transfer>),
     /// For one of them: copies of a hand-off.
-    Copying(Copying),
+    Copying(CopyTask),
 }
 
 impl From<Operation> for Work {

@@ -42,8 +42,7 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl DataPlaneAddress {
-    /// Without the addresses that lead back to the host of `here`, since they are of this one's loopback interface and it is
-    /// another host.
+    /// Drops loopback addresses when `here` is another host.
     #[must_use]
     pub fn reachable_from(&self, here: &Self) -> Self {
         if !self.is_elsewhere(here) {
@@ -72,8 +71,7 @@ fn boot_of(host: &str) -> Option<&str> {
 }
 
 /// Whether `ip:port` is of the loopback interface, which no other host reaches.
-#[must_use]
-pub fn is_loopback(address: &str) -> bool {
+fn is_loopback(address: &str) -> bool {
     address.parse::<SocketAddr>().is_ok_and(|address| address.ip().to_canonical().is_loopback())
 }
 

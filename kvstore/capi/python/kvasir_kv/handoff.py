@@ -3,9 +3,9 @@
 A gateway asks both engines of a prompt at once and tells each its leg in `kv_transfer_params`:
 
     to the engine that computes the prompt:  {"kvasir": "prefill", "transfer_id": N, "receivers": R}
-    to the one that generates from it:       {"kvasir": "decode", "transfer_id": N, "from": PLACE, "first_process": P}
+    to the one that generates from it:       {"kvasir": "decode", "transfer_id": N, "from": ADDRESS, "first_process": P}
 
-`PLACE` is where the first one's library listens: `host`, and `shm`, `tcp` and `rdma` as far as they are on, and `processes`,
+`ADDRESS` is where the first one's library listens: `host`, and `shm`, `tcp` and `rdma` as far as they are on, and `processes`,
 its workers for each data-parallel rank. Process `n` of an engine, counted over all ranks, listens on the ports of process 0
 plus `n`, and so is its socket named. The prompt's blocks are with the processes from `P` on.
 
@@ -29,7 +29,7 @@ _SOCKET = re.compile(r"^(.*/kvasir-vllm-)(\d+)(\.sock)$")
 
 
 @dataclass(frozen=True)
-class Place:
+class DataPlaneAddress:
     """Where an engine's library listens. `host` is the same for processes that share memory.
 
     `processes` share each block.
@@ -42,7 +42,7 @@ class Place:
     processes: int = 1
 
     @classmethod
-    def parse(cls, given: Any) -> "Place | None":
+    def parse(cls, given: Any) -> "DataPlaneAddress | None":
         """From `from` of a leg; none when it is not understood."""
         if not isinstance(given, Mapping):
             return None
@@ -56,21 +56,21 @@ class Place:
             return None
         return cls(host, shm, tcp, rails, processes)
 
-    def of_process(self, number: int) -> "Place":
+    def of_process(self, number: int) -> "DataPlaneAddress":
         """That of another process of the engine whose process 0 this is."""
         if number == 0:
             return self
         found = _SOCKET.match(self.shm or "")
         shm = f"{found[1]}{int(found[2]) + number}{found[3]}" if found else None
-        return Place(
+        return DataPlaneAddress(
             self.host,
             shm,
-            _moved(self.tcp, number) if self.tcp else None,
-            tuple(_moved(address, number) for address in self.rdma),
+            _with_port_offset(self.tcp, number) if self.tcp else None,
+            tuple(_with_port_offset(address, number) for address in self.rdma),
             self.processes,
         )
 
-    def way(self, here: str) -> str:
+    def address_from(self, here: str) -> str:
         """How the library is to connect from a process of the host `here`; empty when nothing leads there.
 
         Loopback addresses lead nowhere from another host.
@@ -84,7 +84,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Shares:
+class HeadPartition:
     """How the processes of an engine share out a model's heads: `heads` in all, over `processes`."""
 
     heads: int
@@ -112,21 +112,21 @@ class Leg:
     """
 
     transfer: int
-    source: Place | None
+    source: DataPlaneAddress | None
     receivers: int = 1
 
-    def pushed(self, own: Shares, rank: int) -> list[int]:
+    def pushed(self, own: HeadPartition, rank: int) -> list[int]:
         """The transfers of a process that sends: those to the processes that ask it."""
-        theirs = Shares(own.heads, self.receivers)
+        theirs = HeadPartition(own.heads, self.receivers)
         asking = (at for at in range(self.receivers) if rank in own.senders(theirs.of(at)))
         return [self._number(rank, at) for at in asking]
 
-    def expected(self, own: Shares, rank: int, here: str) -> dict[int, str]:
+    def expected(self, own: HeadPartition, rank: int, here: str) -> dict[int, str]:
         """The transfers of a process that receives, each with the way to its sender, which is empty when there is none."""
         assert self.source is not None
-        theirs = Shares(own.heads, self.source.processes)
+        theirs = HeadPartition(own.heads, self.source.processes)
         senders = theirs.senders(own.of(rank))
-        return {self._number(at, rank): self.source.of_process(at).way(here) for at in senders}
+        return {self._number(at, rank): self.source.of_process(at).address_from(here) for at in senders}
 
     def _number(self, sender: int, receiver: int) -> int:
         # Odd factors: no two pairs of ranks have one number.
@@ -144,7 +144,7 @@ class Leg:
         receivers = params.get("receivers", 1)
         if kind == "prefill":
             return cls(transfer, None, receivers) if _is_number(receivers, 65) and receivers > 0 else None
-        source = Place.parse(params.get("from"))
+        source = DataPlaneAddress.parse(params.get("from"))
         return cls(transfer, source.of_process(first)) if kind == "decode" and source is not None else None
 
 
@@ -158,14 +158,14 @@ def host(folder: str) -> str:
     return f"{boot}/{place.st_dev}:{place.st_ino}"
 
 
-def place(transfer: Mapping[str, Any], rdma: Mapping[str, Any], processes: int) -> Place:
+def place(transfer: Mapping[str, Any], rdma: Mapping[str, Any], processes: int) -> DataPlaneAddress:
     """Where this engine's first process listens, by the sections `transfer` and `rdma` of its store's configuration."""
     kind, folder = str(transfer.get("transport", "auto")), str(transfer.get("socket_folder", ""))
     listen = str(transfer.get("listen", ""))
     _, port = _split(listen)
     socket = str(Path(folder or tempfile.gettempdir()) / f"kvasir-{socket_name(port)}.sock")
     rails = str(rdma.get("listen", ""))
-    return Place(
+    return DataPlaneAddress(
         host(folder),
         socket if kind in ("auto", "shm") else None,
         listen if kind in ("auto", "tcp") else None,
@@ -182,10 +182,10 @@ def sections(
     listen = str(own.get("listen", ""))
     _, port = _split(listen)
     if port:
-        own["listen"] = _moved(listen, number)
+        own["listen"] = _with_port_offset(listen, number)
         own["socket_name"] = socket_name(port + number)
     if rails.get("listen"):
-        rails["listen"] = _moved(str(rails["listen"]), number)
+        rails["listen"] = _with_port_offset(str(rails["listen"]), number)
     return own, rails
 
 
@@ -196,7 +196,7 @@ def socket_name(port: int) -> str:
 
 def is_reachable(transfer: Mapping[str, Any]) -> bool:
     """Whether others can know where it listens: on a port that the configuration names."""
-    return _split(str(transfer.get("listen", "")))[1] > 0
+    return port_of(str(transfer.get("listen", ""))) > 0
 
 
 def fingerprint(facts: Mapping[str, object]) -> str:
@@ -231,11 +231,16 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
+def port_of(address: str) -> int:
+    """The port of an address; 0 without one."""
+    return _split(address)[1]
+
+
 def _split(address: str) -> tuple[str, int]:
     name, _, port = address.rpartition(":")
     return name, int(port) if port.isascii() and port.isdigit() else 0
 
 
-def _moved(address: str, by: int) -> str:
+def _with_port_offset(address: str, by: int) -> str:
     name, port = _split(address)
     return f"{name}:{port + by}"

@@ -43,18 +43,18 @@ class LayoutError(ValueError):
 class Layout:
     """Planes, the bytes of a block in all of them, and what decides how those bytes are to be read.
 
-    `layers` has the same planes for each layer by itself, by the name of its tensor, and `cuts` how each is cut by heads.
+    `layers` has the same planes for each layer by itself, by the name of its tensor, and `head_layouts` how each is cut by heads.
     """
 
     planes: tuple[Plane, ...]
     block_bytes: int
     facts: tuple[object, ...]
     layers: Mapping[str, tuple[Plane, ...]]
-    cuts: Mapping[str, "Cut"]
+    head_layouts: Mapping[str, "HeadLayout"]
 
 
 @dataclass(frozen=True)
-class Cut:
+class HeadLayout:
     """A block of a layer is `rows` rows of `heads` heads of `head_bytes`; `axes` are what a row's place and a head have."""
 
     rows: int
@@ -68,7 +68,7 @@ def layout(tensors: Mapping[str, Tensor], blocks: int) -> Layout:
     planes: list[Plane] = []
     facts: list[object] = []
     layers: dict[str, tuple[Plane, ...]] = {}
-    cuts: dict[str, Cut] = {}
+    head_layouts: dict[str, HeadLayout] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in tensors.items():
         place = (tensor.data_ptr(), tuple(tensor.stride()))
@@ -80,31 +80,31 @@ def layout(tensors: Mapping[str, Tensor], blocks: int) -> Layout:
         found, of_tensor = _of_tensor(name, tensor, blocks)
         planes += found
         layers[name] = tuple(found)
-        cuts[name] = _cut(tensor, sum(plane.block_bytes for plane in found))
+        head_layouts[name] = _cut(tensor, sum(plane.block_bytes for plane in found))
         facts.append((name, str(tensor.dtype), of_tensor))
     if not planes:
         raise LayoutError("the engine has no tensors of KV blocks")
     merged = _merge(planes)
     if len(merged) > PLANES_MAX:
         raise LayoutError(f"a block lies in {len(merged)} pieces, and at most {PLANES_MAX} can be copied")
-    return Layout(tuple(merged), sum(plane.block_bytes for plane in merged), tuple(facts), layers, cuts)
+    return Layout(tuple(merged), sum(plane.block_bytes for plane in merged), tuple(facts), layers, head_layouts)
 
 
-def _cut(tensor: Tensor, layer_bytes: int) -> Cut:
+def _cut(tensor: Tensor, layer_bytes: int) -> HeadLayout:
     """How a layer is cut by heads: of vLLM's tensors `[blocks, heads, tokens, content]`, whatever their order in memory.
 
     Of any other tensor a block is one row of one head.
     """
     sizes, strides = list(tensor.shape), list(tensor.stride())
     if len(sizes) != 4:
-        return Cut(1, 1, layer_bytes, ())
+        return HeadLayout(1, 1, layer_bytes, ())
     names = ("heads", "tokens", "content")
     # Of two axes with one stride the outer one has one element: that of heads is told last, where it changes nothing.
     axes = sorted(zip(strides[1:], (1, 2, 3), names, sizes[1:]), key=lambda axis: (-axis[0], axis[1] == 1))
     at = next(place for place, axis in enumerate(axes) if axis[2] == "heads")
     head_bytes = math.prod(axis[3] for axis in axes[at + 1 :]) * tensor.element_size()
     rows = layer_bytes // (sizes[1] * head_bytes)
-    return Cut(rows, sizes[1], head_bytes, tuple(axis[2] for axis in axes))
+    return HeadLayout(rows, sizes[1], head_bytes, tuple(axis[2] for axis in axes))
 
 
 def _of_tensor(name: str, tensor: Tensor, blocks: int) -> tuple[list[Plane], tuple[object, ...]]:

@@ -141,7 +141,7 @@ class Scheduler:
             if is_wanted and stop > first:
                 tracked.first = first
                 return (stop - first) * self._block_tokens, True
-            self._decline(tracked)
+            self._refuse(tracked)
         if not self._is_offloading:
             return 0, False
         # The last token is always computed: its output is what the request is for.
@@ -223,11 +223,9 @@ class Scheduler:
             return
         if tracked.receiving is not None:
             self._step.cancelled.append(tracked.receiving)
-        elif tracked.leg is not None and tracked.leg.source is None:
-            # It was given up before its prompt was computed.
-            self._step.cancelled.append(tracked.leg)
         elif tracked.leg is not None:
-            self._decline(tracked)
+            # It was given up before its prompt was computed, or its blocks were asked for.
+            self._refuse(tracked)
         if self._is_offloading and not tracked.is_stale:
             complete = min(request.num_computed_tokens // self._block_tokens, self._hashed(request))
             self._counters["given_up_blocks"] += max(complete - tracked.offered, 0)
@@ -273,9 +271,18 @@ class Scheduler:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             tracked = _Tracked(request, self._epoch + self._adapter_salt(request))
-            tracked.leg = Leg.of(request) if self._is_handing_over else None
             self._requests[request.request_id] = tracked
+            tracked.leg = Leg.of(request) if self._is_handing_over else None
+            if tracked.leg is not None and tracked.salt:
+                # Nobody can tell whether the other engine has the weights that were put into this one, or the same adapter.
+                self._refuse(tracked)
         return tracked
+
+    def _refuse(self, tracked: _Tracked) -> None:
+        """Takes no part in a hand-off, and tells the other side."""
+        assert tracked.leg is not None
+        (self._step.declined if tracked.leg.source is not None else self._step.cancelled).append(tracked.leg)
+        tracked.leg = None
 
     def _prompt_blocks(self, tracked: _Tracked) -> int:
         """Whole blocks of a prompt before its last token: those that a hand-off moves, on either side."""
@@ -286,11 +293,6 @@ class Scheduler:
         last = tracked.request.block_hashes[self._prompt_blocks(tracked) * self._hashes_per_block - 1]
         return handoff.content(bytes(last))
 
-    def _decline(self, tracked: _Tracked) -> None:
-        assert tracked.leg is not None
-        self._step.declined.append(tracked.leg)
-        tracked.leg = None
-
     def _push(
         self, tracked: _Tracked, leg: Leg, computed: int, blocks_of: Callable[[str], Sequence[int]]
     ) -> None:
@@ -298,8 +300,7 @@ class Scheduler:
         stop = self._prompt_blocks(tracked)
         if tracked.is_stale or self._pool is None:
             # The receiver may have other weights, and computes it all.
-            self._step.cancelled.append(leg)
-            tracked.leg = None
+            self._refuse(tracked)
             return
         numbers = blocks_of(tracked.request.request_id)
         complete = min(computed // self._block_tokens, stop, len(numbers))

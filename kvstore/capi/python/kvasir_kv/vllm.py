@@ -146,6 +146,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         blocks = self._kv_cache_config.num_blocks
         found = layout(kv_caches, blocks)
         memory, device, record = memory_of(kv_caches)
+        if self._settings.transfer is not None and memory is not Memory.HOST:
+            raise ValueError(
+                "KvasirConnector: the store's section transfer needs KV caches in host memory; these are in CUDA memory"
+            )
         name = worker_name(self._vllm_config)
         number, pieces = self._process_number, self._pieces(found)
         text = self._settings.toml(found.block_bytes, name, device if memory is Memory.CUDA else None, number, pieces)
@@ -248,24 +252,24 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         parallel = self._vllm_config.parallel_config
         return int(parallel.data_parallel_index) * int(parallel.world_size) + int(parallel.rank)
 
-    def _shares(self, found: Layout) -> handoff.Shares:
+    def _shares(self, found: Layout) -> handoff.HeadPartition:
         """How this engine's processes share out the heads of each block."""
         parallel = self._vllm_config.parallel_config
         heads = self._vllm_config.model_config.get_total_num_kv_heads()
-        shares = handoff.Shares(int(heads), int(parallel.world_size))
-        own = {cut.heads for cut in found.cuts.values()}
+        shares = handoff.HeadPartition(int(heads), int(parallel.world_size))
+        own = {cut.heads for cut in found.head_layouts.values()}
         if own != {len(shares.of(int(parallel.rank)))}:
             # Latents, which each process has whole, or a kind of tensor that is not known here.
-            shares = handoff.Shares(1, int(parallel.world_size))
+            shares = handoff.HeadPartition(1, int(parallel.world_size))
         return shares
 
     def _pieces(self, found: Layout) -> dict[str, Any]:
         if self._settings.transfer is None:
             return {}
-        cuts = set(found.cuts.values())
-        if len(cuts) > 1:
-            raise ValueError(f"KvasirConnector: layers that are cut in {len(cuts)} ways cannot be handed over: {cuts}")
-        (cut,) = cuts
+        head_layouts = set(found.head_layouts.values())
+        if len(head_layouts) > 1:
+            raise ValueError(f"KvasirConnector: layers that are cut in {len(head_layouts)} ways cannot be handed over: {head_layouts}")
+        (cut,) = head_layouts
         shares = self._shares(found)
         own = shares.of(int(self._vllm_config.parallel_config.rank))
         layer_bytes = cut.rows * cut.heads * cut.head_bytes

@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Unif
 from vllm.version import __version__ as vllm_version
 
 from . import identity
-from .handoff import is_reachable
+from .handoff import is_reachable, port_of
 from .library import Memory
 from .settings import Settings
 from .worker import Event
@@ -85,6 +85,17 @@ def refuse_handoff(config: "VllmConfig", settings: Settings) -> None:
                 "would be handed over"
             )
         return
+    if config.parallel_config.world_size > 1 and not is_reachable(settings.transfer):
+        raise ValueError(
+            "KvasirConnector: an engine of several processes must name a port in transfer.listen: the other side learns from "
+            "there how many they are"
+        )
+    devices = settings.rdma.get("devices", [])
+    if port_of(str(settings.rdma.get("listen", ""))) and len(devices) != 1:
+        raise ValueError(
+            f"KvasirConnector: rdma.listen names a port, and rdma.devices {len(devices)} devices: it must name one, because the "
+            "next port is the next process's"
+        )
     if role != "kv_consumer" and not is_reachable(settings.transfer):
         raise ValueError(
             f'KvasirConnector: "kv_role" is {role!r}, and transfer.listen names no port, so that nobody is told where this '

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import identity
-from .handoff import Leg, Shares
+from .handoff import Leg, HeadPartition
 from .library import Completion, Ending, Operation, Status, Store, StoreError
 from .messages import Load, Push, Report, Save, Step, Tally
 
@@ -51,7 +51,7 @@ class HandOff:
     layers: Sequence[str]
     host: str
     deadline: float
-    shares: Shares = Shares(1, 1)
+    shares: HeadPartition = HeadPartition(1, 1)
     rank: int = 0
 
 
@@ -202,13 +202,6 @@ class Worker:
             waiting.extend(_Transfer(job, event) for job in jobs)
             self._submit()
 
-    def _sent(self) -> int:
-        """Bytes that were sent to other engines so far."""
-        try:
-            return self._store.handoff_statistics()["bytes_sent"]
-        except StoreError:
-            return 0
-
     def _transfers(self, leg: Leg) -> list[int]:
         """The transfers of this process in a hand-off to another engine."""
         return leg.pushed(self._handoff.shares, self._handoff.rank) if self._handoff is not None else []
@@ -228,6 +221,10 @@ class Worker:
     def _cancel(self, leg: Leg) -> None:
         self._unwanted.discard(leg.transfer)
         self._sent_at.pop(leg.transfer, None)
+        for pushing in [one for one in self._pushing if one.job.leg == leg]:
+            # What was not submitted is not submitted any more: it would begin the hand-off anew.
+            self._pushing.remove(pushing)
+            self._settle(pushing, len(self._layer_of) - pushing.submitted, 0)
         for transfer in (self._transfers(leg) if leg.source is None else list(self._senders(leg)))[:1]:
             self._quietly("cancel_handoff", lambda: self._store.cancel_handoff(transfer))
 
@@ -293,6 +290,11 @@ class Worker:
         if blocks < len(job.blocks) and pushing.submitted < len(self._layer_of):
             # Nobody waits for it any more, or there was no memory.
             self._unwanted.add(job.leg.transfer)
+        self._settle(pushing, layers, blocks)
+
+    def _settle(self, pushing: _Pushing, layers: int, blocks: int) -> None:
+        """So many layers of a push are over, of which so many blocks were copied. With the last one the push is."""
+        job = pushing.job
         pushing.copied = min(pushing.copied, blocks)
         pushing.left -= layers
         if pushing.left == 0:

@@ -10,13 +10,13 @@
 //! which takes its heads, or filled by several: one transfer for each, all over the same slots. A hand-off is known by the
 //! first of its transfers.
 //!
-//! Threads: submitting takes a lock for a moment and never waits; copies are carried out by the threads of the
-//! [`crate::queue`]; the service has a thread of its own.
+//! Threads: copies are carried out by the threads of the [`crate::queue`]; the service has a thread of its own. A call takes a
+//! lock for a moment, and waits only while the service has 16,384 commands to take.
 
 mod copy;
 mod open;
+mod state;
 
-use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -28,6 +28,7 @@ use dataplane_transfer::{
 };
 
 pub(crate) use copy::Shape;
+use state::{Copied, Expected, Pushed, Transfers};
 
 use crate::lock::lock;
 use crate::operation::Outcome;
@@ -95,7 +96,7 @@ pub struct HandOffStatistics {
 /// Names the whole of what a transfer brings: equal on both sides of one prompt, and on no others.
 pub(crate) type Content = [u8; 16];
 
-/// Layers of blocks that are computed and go to whoever expects them.
+/// Layers of blocks that are computed: they are sent to each process that expects one of the transfers.
 #[derive(Debug)]
 pub(crate) struct Push {
     /// One for each process that takes a share; at least one.
@@ -136,128 +137,9 @@ pub(crate) struct HandOffs {
     service: RwLock<Option<TransferService>>,
 }
 
-/// What is under way, by the first transfer of each hand-off.
-#[derive(Debug, Default)]
-struct Transfers {
-    expected: HashMap<TransferId, Expected>,
-    pushed: HashMap<TransferId, Pushed>,
-    /// The first transfer of the hand-off that each of the other transfers belongs to.
-    first_of: HashMap<TransferId, TransferId>,
-}
-
-#[derive(Debug)]
-struct Expected {
-    user: u64,
-    tensors: InUse,
-    blocks: Vec<u64>,
-    /// Transfers that are not over.
-    waiting: Vec<TransferId>,
-    /// All of them.
-    transfers: Vec<TransferId>,
-    /// What has come of all shares that are over; `None` before the first one is.
-    arrived: Option<Vec<SlotRef>>,
-    /// Of the first share that was not complete, if there is one.
-    ending: Ending,
-}
-
-#[derive(Debug)]
-struct Pushed {
-    transfers: Vec<TransferId>,
-    /// Those that are wanted, as far as is known.
-    wanted: Vec<TransferId>,
-    /// The slot of each block.
-    slots: HashMap<u32, SlotRef>,
-    /// Pushes whose layers are not copied yet.
-    copying: usize,
-    /// Pushes that came so far: the number of the next one.
-    count: u64,
-    /// Those that are copied and wait for others that came before; `None` of one that was not copied.
-    copied: BTreeMap<u64, Option<Copied>>,
-    /// The push whose turn it is.
-    turn: u64,
-    /// Nothing more will be pushed.
-    is_ended: bool,
-}
-
-/// A push that is in its slots.
-#[derive(Debug)]
-struct Copied {
-    content: Content,
-    first_block: u32,
-    slots: Vec<SlotRef>,
-    layers: Range<u16>,
-}
-
-impl Transfers {
-    fn first_of(&self, transfer: TransferId) -> TransferId {
-        self.first_of.get(&transfer).copied().unwrap_or(transfer)
-    }
-
-    fn remember(&mut self, transfers: &[TransferId]) {
-        for &transfer in &transfers[1..] {
-            self.first_of.insert(transfer, transfers[0]);
-        }
-    }
-
-    fn forget(&mut self, transfers: &[TransferId]) {
-        for transfer in &transfers[1..] {
-            self.first_of.remove(transfer);
-        }
-    }
-
-    fn end_expected(&mut self, first: TransferId) -> Option<Expected> {
-        let expected = self.expected.remove(&first)?;
-        self.forget(&expected.transfers);
-        Some(expected)
-    }
-
-    /// Takes out what was pushed, if it is over: those that are to hear of the end.
-    fn end_pushed(&mut self, first: TransferId) -> Vec<TransferId> {
-        let is_over = |pushed: &Pushed| pushed.is_ended && pushed.copying == 0;
-        if !self.pushed.get(&first).is_some_and(is_over) {
-            return Vec::new();
-        }
-        let Some(pushed) = self.pushed.remove(&first) else { return Vec::new() };
-        self.forget(&pushed.transfers);
-        pushed.wanted
-    }
-}
-
-impl Pushed {
-    fn new(transfers: &[TransferId]) -> Self {
-        let (transfers, wanted) = (transfers.to_vec(), transfers.to_vec());
-        let (slots, copied) = (HashMap::new(), BTreeMap::new());
-        Self { transfers, wanted, slots, copying: 0, count: 0, copied, turn: 0, is_ended: false }
-    }
-
-    /// One more push; returns its number.
-    fn begin(&mut self) -> u64 {
-        self.copying += 1;
-        self.count += 1;
-        self.count - 1
-    }
-
-    /// A push is copied, or was not. Returns those whose turn has come, in their order.
-    fn end(&mut self, number: u64, copied: Option<Copied>) -> Vec<Copied> {
-        self.copying -= 1;
-        self.copied.insert(number, copied);
-        let mut ready = Vec::new();
-        while let Some(next) = self.copied.remove(&self.turn) {
-            self.turn += 1;
-            ready.extend(next);
-        }
-        ready
-    }
-
-    fn give_up(&mut self) {
-        self.wanted.clear();
-        self.slots.clear();
-    }
-}
-
 /// A part of a hand-off for the threads of the queue.
 #[derive(Debug)]
-pub(crate) struct Copying {
+pub(crate) struct CopyTask {
     handoffs: Arc<HandOffs>,
     task: Task,
 }
@@ -280,12 +162,16 @@ impl std::fmt::Debug for HandOffs {
     }
 }
 
+fn invalid(what: &str) -> Failure {
+    Failure::new(Status::InvalidArgument, what)
+}
+
 fn outcome(status: Status, blocks: usize, ending: Ending) -> Outcome {
     Outcome { status, meta_bytes: ending as usize, payload_bytes: blocks }
 }
 
 impl HandOffs {
-    /// How peers reach this process.
+    /// The addresses at which peers reach this process.
     pub(crate) fn address(&self) -> &Addresses {
         &self.address
     }
@@ -317,12 +203,16 @@ impl HandOffs {
     ///
     /// # Safety
     /// The blocks' memory must stay as it is until the completion was polled or the queue is closed.
-    pub(crate) unsafe fn push(self: &Arc<Self>, user: u64, push: Push) -> Submitted {
+    pub(crate) unsafe fn push(self: &Arc<Self>, user: u64, push: Push) -> Result<Submitted, Failure> {
+        let mut transfers = lock(&self.transfers);
+        let known = transfers.pushed.get(&push.transfers[0]);
+        if known.is_some_and(|known| known.transfers != push.transfers) {
+            return Err(invalid("transfers are not those of the earlier pushes of this hand-off"));
+        }
         let admitted = self.completions.admit(push.blocks.len());
         if admitted != Submitted::Taken {
-            return admitted;
+            return Ok(admitted);
         }
-        let mut transfers = lock(&self.transfers);
         if !transfers.pushed.contains_key(&push.transfers[0]) {
             transfers.remember(&push.transfers);
         }
@@ -330,12 +220,12 @@ impl HandOffs {
         let number = pushed.or_insert_with(|| Pushed::new(&push.transfers)).begin();
         drop(transfers);
         self.hand_over(user, Task::Push(push, number));
-        Submitted::Taken
+        Ok(Submitted::Taken)
     }
 
     /// Nothing more will be pushed for this hand-off.
     pub(crate) fn end(&self, first: TransferId) {
-        // Behind the pushes that are just being submitted.
+        // So that the end follows pushes whose commands are being submitted.
         let submitting = lock(&self.submitting);
         let mut transfers = lock(&self.transfers);
         if let Some(pushed) = transfers.pushed.get_mut(&first) {
@@ -348,22 +238,22 @@ impl HandOffs {
     }
 
     /// Takes an expectation. The completion comes when it is over, with the number of leading blocks that are in the
-    /// tensors. `None`: a transfer of this id is expected already.
+    /// tensors.
     ///
     /// # Safety
     /// The blocks' memory must be usable for writes by nobody else until the completion was polled or the queue is closed.
-    pub(crate) unsafe fn expect(self: &Arc<Self>, user: u64, expect: Expect) -> Option<Submitted> {
+    pub(crate) unsafe fn expect(self: &Arc<Self>, user: u64, expect: Expect) -> Result<Submitted, Failure> {
         let Expect { senders, content, first_block, patience, tensors, blocks } = expect;
         let mut transfers = lock(&self.transfers);
         let all: Vec<TransferId> = senders.iter().map(|(transfer, _)| *transfer).collect();
         let is_known =
-            |&transfer: &TransferId| transfers.expected.contains_key(&transfers.first_of(transfer));
-        if all.iter().any(is_known) {
-            return None;
+            |&transfer: &TransferId| transfers.expected.contains_key(&transfers.hand_off_of(transfer));
+        if let Some(at) = all.iter().position(is_known) {
+            return Err(invalid(&format!("transfers[{at}] is expected already")));
         }
         let admitted = self.completions.admit(blocks.len());
         if admitted != Submitted::Taken {
-            return Some(admitted);
+            return Ok(admitted);
         }
         let slots: Option<Vec<SlotRef>> = blocks.iter().map(|_| self.pool.acquire()).collect();
         let Some(slots) = slots else {
@@ -373,7 +263,7 @@ impl HandOffs {
             for (transfer, address) in senders {
                 self.command(Command::Decline { transfer, address });
             }
-            return Some(Submitted::Taken);
+            return Ok(Submitted::Taken);
         };
         transfers.remember(&all);
         let expected = Expected {
@@ -392,13 +282,13 @@ impl HandOffs {
             let slots = slots.clone();
             self.command(Command::Expect { transfer, address, content, first_block, slots, deadline });
         }
-        Some(Submitted::Taken)
+        Ok(Submitted::Taken)
     }
 
     /// Tells the sender at `address` that nothing of this transfer is wanted.
     pub(crate) fn decline(&self, transfer: TransferId, address: String) {
         let transfers = lock(&self.transfers);
-        let is_expected = transfers.expected.contains_key(&transfers.first_of(transfer));
+        let is_expected = transfers.expected.contains_key(&transfers.hand_off_of(transfer));
         drop(transfers);
         if !is_expected {
             self.command(Command::Decline { transfer, address });
@@ -412,7 +302,7 @@ impl HandOffs {
         let mut all = expected.as_ref().map_or_else(|| vec![first], |expected| expected.waiting.clone());
         if let Some(pushed) = transfers.pushed.get_mut(&first) {
             all.clone_from(&pushed.transfers);
-            pushed.give_up();
+            pushed.abandon();
             pushed.is_ended = true;
             transfers.end_pushed(first);
         }
@@ -447,7 +337,7 @@ impl HandOffs {
             Notice::Arrived { transfer, slots, outcome } => self.arrived(transfer, slots, outcome.into()),
             Notice::Pushed { transfer, complete: false } => {
                 let mut transfers = lock(&self.transfers);
-                let first = transfers.first_of(transfer);
+                let first = transfers.hand_off_of(transfer);
                 if let Some(pushed) = transfers.pushed.get_mut(&first) {
                     pushed.wanted.retain(|&wanted| wanted != transfer);
                     if pushed.wanted.is_empty() {
@@ -455,7 +345,7 @@ impl HandOffs {
                     }
                 }
             }
-            // The library starts no moves of its own.
+            // A complete push needs no action; the library starts no moves.
             Notice::Pushed { complete: true, .. } | Notice::Moved { .. } => {}
         }
     }
@@ -463,7 +353,7 @@ impl HandOffs {
     /// One share of what is expected is over; with the last one, all of it.
     fn arrived(self: &Arc<Self>, transfer: TransferId, slots: Vec<SlotRef>, ending: Ending) {
         let mut transfers = lock(&self.transfers);
-        let first = transfers.first_of(transfer);
+        let first = transfers.hand_off_of(transfer);
         // One that was cancelled is over already.
         let Some(expected) = transfers.expected.get_mut(&first) else { return };
         expected.waiting.retain(|&waiting| waiting != transfer);
@@ -486,7 +376,7 @@ impl HandOffs {
     }
 
     fn hand_over(self: &Arc<Self>, user: u64, task: Task) {
-        self.completions.hand_over(user, Work::Copying(Copying { handoffs: Arc::clone(self), task }));
+        self.completions.hand_over(user, Work::Copying(CopyTask { handoffs: Arc::clone(self), task }));
     }
 
     /// Hands a command to the service, which always drains its queue. After the close there is nobody to hand it to.
@@ -502,8 +392,8 @@ impl HandOffs {
         }
     }
 
-    /// The slots of these blocks, of which those that have none get one. An error says that no transfer is wanted any more:
-    /// none is, or that there is no memory and the hand-off is given up.
+    /// The slot of each block, acquired where it has none. `Miss`: no receiver wants the hand-off. `Throttled`: no slot is free,
+    /// and the hand-off is abandoned.
     fn slots_of(&self, push: &Push) -> Result<Vec<SlotRef>, Status> {
         let mut transfers = lock(&self.transfers);
         let pushed = transfers.pushed.get_mut(&push.transfers[0]);
@@ -517,7 +407,7 @@ impl HandOffs {
                 None => self.pool.acquire().inspect(|slot| _ = pushed.slots.insert(number, slot.clone())),
             };
             let Some(slot) = slot else {
-                pushed.give_up();
+                pushed.abandon();
                 return Err(Status::Throttled);
             };
             slots.push(slot);
@@ -544,7 +434,7 @@ impl HandOffs {
     }
 }
 
-impl Copying {
+impl CopyTask {
     /// Blocks that it counts for in the queue.
     pub(crate) fn blocks(&self) -> usize {
         match &self.task {
@@ -587,7 +477,7 @@ impl HandOffs {
     /// Copies a push into its slots.
     ///
     /// # Safety
-    /// As for [`Copying::carry_out`].
+    /// As for [`CopyTask::carry_out`].
     unsafe fn copy(&self, push: Push) -> Result<Copied, Status> {
         let slots = self.slots_of(&push).inspect_err(|&status| {
             if status == Status::Throttled {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
-use dataplane_rails::{Rails, RailsConfig, Transport, Wanted, worker_socket};
+use dataplane_rails::{Rails, RailsConfig, Transport, TransportRequest, fresh_seed, worker_socket};
 use dataplane_transfer::{
     BondConfig, HeadRange, Limits, PieceLayout, TransferCounters, TransferNode, TransferService,
 };
@@ -38,8 +38,7 @@ impl HandOffs {
         let Rails { bond, address, .. } =
             dataplane_rails::open(&config, &slab).map_err(|error| failed(&error))?;
         let counters = Arc::new(TransferCounters::default());
-        let limits =
-            Limits { lease: settings.lease.0, seed: u64::from(std::process::id()), ..Limits::default() };
+        let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
         let node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
         let shape = Shape { layers: pieces.layers, layer_bytes: pieces.layer_bytes() as usize };
         let handoffs = Arc::new(Self {
@@ -82,7 +81,7 @@ fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> RailsConfig
         Transports::Rdma => vec![Transport::Rdma],
         Transports::Tcp => vec![Transport::Tcp],
     };
-    let wanted = |transport| Wanted {
+    let wanted = |transport| TransportRequest {
         transport,
         is_named: match transport {
             Transport::Shm => !settings.socket_name.is_empty(),
@@ -119,10 +118,4 @@ fn socket(settings: &TransferSettings) -> PathBuf {
         }
         name => worker_socket(&folder, name),
     }
-}
-
-/// Names sessions and spreads retries; not a secret.
-fn fresh_seed() -> u64 {
-    use std::hash::BuildHasher;
-    std::collections::hash_map::RandomState::new().hash_one(std::process::id())
 }

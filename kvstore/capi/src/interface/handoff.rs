@@ -15,6 +15,8 @@ const PUSH: u32 = 7;
 const EXPECT: u32 = 8;
 /// Most processes that have a share of one hand-off.
 const TRANSFERS_MAX: usize = 64;
+/// Most blocks of one expectation: what a reservation of the transfer layer takes.
+const EXPECTED_MAX: usize = 65_536;
 
 /// A part of a hand-off, `kvasir_kv_handoff` in C.
 #[repr(C)]
@@ -60,8 +62,20 @@ unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>, 
     if handoff.reserved != 0 {
         return Err(invalid("reserved is not zero"));
     }
-    if handoff.count == 0 || handoff.count > IDENTITIES_MAX {
-        return Err(invalid("count is not in 1 to 2^20"));
+    let most = if handoff.operation == EXPECT { EXPECTED_MAX } else { IDENTITIES_MAX };
+    if handoff.count == 0 || handoff.count > most {
+        return Err(invalid(&format!("count is not in 1 to {most}")));
+    }
+    let unused = match handoff.operation {
+        PUSH => [("deadline_ms", handoff.deadline_ms > 0), ("addresses", !handoff.addresses.is_null())],
+        EXPECT => [("first_layer", handoff.first_layer > 0), ("layers", handoff.layers > 0)],
+        other => {
+            let text = format!("operation {other} is neither KVASIR_KV_PUSH nor KVASIR_KV_EXPECT");
+            return Err(invalid(&text));
+        }
+    };
+    if let Some((field, _)) = unused.into_iter().find(|(_, is_set)| *is_set) {
+        return Err(invalid(&format!("{field} is not zero, and this operation has none")));
     }
     if u64::from(handoff.first_block) + handoff.count as u64 > u64::from(u32::MAX) {
         return Err(invalid("first_block and count end above 2^32 - 1"));
@@ -97,9 +111,11 @@ unsafe fn addresses(handoff: &HandOff) -> Result<Vec<String>, Failure> {
     let what = "addresses is a null pointer or not aligned";
     // SAFETY: the caller promised as many strings as there are transfers.
     let addresses = unsafe { elements(handoff.addresses, handoff.transfer_count, what) }?;
-    // SAFETY: as above.
-    let text = |&address| unsafe { string(address, "an address is a null pointer") }.map(str::to_owned);
-    addresses.iter().map(text).collect()
+    let text = |(at, &address): (usize, &*const c_char)| {
+        // SAFETY: as above.
+        unsafe { string(address, &format!("addresses[{at}] is a null pointer")) }.map(str::to_owned)
+    };
+    addresses.iter().enumerate().map(text).collect()
 }
 
 fn push(
@@ -111,7 +127,7 @@ fn push(
     let end = handoff.first_layer.checked_add(handoff.layers);
     let Some(end) = end.filter(|&end| handoff.layers > 0 && end <= layers_of_block) else {
         let text = format!(
-            "layers {} and the {} from there are not in the {layers_of_block} of a block",
+            "first_layer = {} and layers = {} are not in transfer.layers = {layers_of_block}",
             handoff.first_layer, handoff.layers
         );
         return Err(invalid(&text));
@@ -144,9 +160,9 @@ pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: 
             PUSH => {
                 let push = push(&opened, &handoff, parts)?;
                 // SAFETY: the caller promised that the blocks stay as they are until the completion was polled.
-                Some(unsafe { handoffs.push(handoff.user, push) })
+                unsafe { handoffs.push(handoff.user, push) }
             }
-            EXPECT => {
+            _ => {
                 // SAFETY: the caller promised strings with an end.
                 let addresses = unsafe { addresses(&handoff) }?;
                 let (tensors, blocks, transfers) = parts;
@@ -161,16 +177,11 @@ pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: 
                 // SAFETY: as above, and nobody else uses them.
                 unsafe { handoffs.expect(handoff.user, expect) }
             }
-            other => {
-                let text = format!("operation {other} is neither KVASIR_KV_PUSH nor KVASIR_KV_EXPECT");
-                return Err(invalid(&text));
-            }
         };
-        match submitted {
-            Some(Submitted::Taken) => Ok(Status::Ok),
-            Some(Submitted::Full) => Ok(Status::Throttled),
-            Some(Submitted::Closed) => Err(handles::unknown()),
-            None => Err(invalid("one of the transfers is expected already")),
+        match submitted? {
+            Submitted::Taken => Ok(Status::Ok),
+            Submitted::Full => Ok(Status::Throttled),
+            Submitted::Closed => Err(handles::unknown()),
         }
     })
 }

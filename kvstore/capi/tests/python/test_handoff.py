@@ -6,7 +6,7 @@ import unittest
 from typing import Any
 
 from kvasir_kv import handoff
-from kvasir_kv.handoff import Leg, Place, Shares
+from kvasir_kv.handoff import Leg, DataPlaneAddress, HeadPartition
 from kvasir_kv.library import Completion, Library, Memory, Store
 from kvasir_kv.messages import Push, Step
 from kvasir_kv.planes import layout
@@ -44,7 +44,7 @@ class HandingOver(Engine):
         super().__init__(self.store, 64, False, is_caching=is_caching)
         cut = self.store.register(layout({"layer": self.tensor}, 64).planes, 64, Memory.HOST)
         kind, _, rest = self.store.handoff_address()[0].partition(":")
-        self.place = Place("here", rest, None) if kind == "shm" else Place("here", None, rest)
+        self.place = DataPlaneAddress("here", rest, None) if kind == "shm" else DataPlaneAddress("here", None, rest)
         tensors = self.store.register(layout({"layer": self.tensor}, 64).planes, 64, Memory.HOST)
         self.worker = Worker(
             self.store, tensors, b"k" * 32, BLOCK_BYTES, handoff=HandOff(cut, ["layer"], "here", deadline)
@@ -68,7 +68,7 @@ class HandingOver(Engine):
             self.free(request)
 
 
-def legs(number: int, place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
+def legs(number: int, place: DataPlaneAddress) -> tuple[dict[str, Any], dict[str, Any]]:
     source = {"host": place.host, "shm": place.shm, "tcp": place.tcp}
     return {"kvasir": "prefill", "transfer_id": number}, {"kvasir": "decode", "transfer_id": number, "from": source}
 
@@ -172,9 +172,31 @@ class Sides(unittest.TestCase):
         self.assertEqual(counted["received_blocks"] + counted["unreceived_blocks"], 19)
         self.assertGreater(counted["unreceived_blocks"], 9)
         # Nothing leads to its sender.
-        decode.submit(prompt("d", 5, params=legs(1, Place("elsewhere", "/x", None))[1]))
+        decode.submit(prompt("d", 5, params=legs(1, DataPlaneAddress("elsewhere", "/x", None))[1]))
         self.run_both(decode)
+        self.assertEqual(decode.worker.take_counters()["unreceived_blocks"], 4)
         self.rest(prefill, decode)
+
+    def test_adapters_and_replaced_weights_are_not_handed_over(self) -> None:
+        prefill, decode = self.pair()
+        for engine in (prefill, decode):
+            engine.scheduler = Scheduler(
+                TOKENS, TOKENS, 1, 1000, is_offloading=False, is_handing_over=True, adapter_salt=lambda one: one.adapter
+            )
+            engine.scheduler.bind(engine.pool)
+        for case in ("adapter", "weights"):
+            with self.subTest(case):
+                first, second = self.legs(prefill)
+                pair = prompt("p", 10, params=first), prompt("d", 10, params=second)
+                if case == "adapter":
+                    pair[0].adapter = pair[1].adapter = b"a"
+                else:
+                    self.assertTrue(prefill.scheduler.reset())
+                prefill.submit(pair[0])
+                decode.submit(pair[1])
+                self.run_both(prefill, decode)
+                self.assertEqual(decode.worker.take_counters().get("received_blocks", 0), 0)
+                self.assertEqual(prefill.store.handoff_statistics()["bytes_sent"], 0)
 
     def test_a_receiver_that_is_given_up_holds_nothing(self) -> None:
         prefill, decode = self.pair()
@@ -238,6 +260,7 @@ class FakeStore:
         self.pushed: list[tuple[int, range]] = []
         self.done: list[Completion] = []
         self.ended: list[int] = []
+        self.cancelled: list[int] = []
 
     def push(
         self,
@@ -258,6 +281,9 @@ class FakeStore:
 
     def handoff_statistics(self) -> dict[str, int]:
         return {"bytes_sent": 100 * len(self.pushed)}
+
+    def cancel_handoff(self, transfer: int) -> None:
+        self.cancelled.append(transfer)
 
     def end_handoff(self, transfer: int) -> None:
         self.ended.append(transfer)
@@ -305,6 +331,19 @@ class Layers(unittest.TestCase):
         worker.poll()
         self.assertEqual(sorted(worker.take_report().saved), [1, 2, 3])
 
+    def test_what_was_cancelled_is_not_begun_anew(self) -> None:
+        store = FakeStore(room=0)
+        worker = self.worker(store)
+        step = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4], False), Push(2, Leg(8, None), NAME[:16], 0, [5], True)])
+        worker.load(step)
+        worker.save(step)
+        store.room = 9
+        worker.load(Step(cancelled=[Leg(7, None)]))
+        worker.poll()
+        worker.poll()
+        self.assertEqual((store.pushed, store.cancelled, store.ended), ([(8, range(0, 3))], [7], [8]))
+        self.assertEqual({job: tally.least for job, tally in worker.take_report().saved.items()}, {1: 0, 2: 1})
+
     def test_what_nobody_wants_is_not_pushed(self) -> None:
         store = FakeStore(room=9)
         worker = self.worker(store)
@@ -324,12 +363,12 @@ class Places(unittest.TestCase):
             def __init__(self, params: Any) -> None:
                 self.kv_transfer_params = params
 
-        first, second = legs(9, Place("b/1", "/tmp/kvasir-vllm-7400.sock", "10.0.0.2:7400"))
+        first, second = legs(9, DataPlaneAddress("b/1", "/tmp/kvasir-vllm-7400.sock", "10.0.0.2:7400"))
         self.assertEqual(Leg.of(Asked(first)), Leg(9, None))
-        place = Place("b/1", "/tmp/kvasir-vllm-7400.sock", "10.0.0.2:7400")
+        place = DataPlaneAddress("b/1", "/tmp/kvasir-vllm-7400.sock", "10.0.0.2:7400")
         self.assertEqual(Leg.of(Asked(second)), Leg(9, place))
         moved = Leg.of(Asked(second | {"first_process": 2}))
-        self.assertEqual(moved.source, Place("b/1", "/tmp/kvasir-vllm-7402.sock", "10.0.0.2:7402"))
+        self.assertEqual(moved.source, DataPlaneAddress("b/1", "/tmp/kvasir-vllm-7402.sock", "10.0.0.2:7402"))
         self.assertEqual(Leg.of(Asked(first | {"receivers": 2})), Leg(9, None, 2))
         for params in (
             None,
@@ -351,8 +390,8 @@ class Places(unittest.TestCase):
     def test_processes_of_both_sides_find_each_other(self) -> None:
         for heads, of_prefill, of_decode in [(8, 1, 1), (8, 2, 1), (8, 1, 2), (8, 2, 4), (8, 8, 2), (2, 4, 2), (2, 1, 8), (1, 2, 4)]:
             with self.subTest(heads=heads, prefill=of_prefill, decode=of_decode):
-                place = Place("h", None, "10.0.0.2:7400", (), of_prefill)
-                prefill, decode = Shares(heads, of_prefill), Shares(heads, of_decode)
+                place = DataPlaneAddress("h", None, "10.0.0.2:7400", (), of_prefill)
+                prefill, decode = HeadPartition(heads, of_prefill), HeadPartition(heads, of_decode)
                 computing, generating = Leg(9, None, of_decode), Leg(9, place)
                 pushed = {number: rank for rank in range(of_prefill) for number in computing.pushed(prefill, rank)}
                 expected = [generating.expected(decode, rank, "h") for rank in range(of_decode)]
@@ -367,12 +406,12 @@ class Places(unittest.TestCase):
                     self.assertEqual(list(pushed), [9])
 
     def test_the_way_to_a_place(self) -> None:
-        place = Place("b/1", "/x", "127.0.0.1:7", ("10.0.0.1:1", "127.0.0.1:2"))
-        self.assertEqual(place.way("b/1"), "shm:/x")
-        self.assertEqual(place.way("b/2"), "rdma:10.0.0.1:1,rdma:127.0.0.1:2,tcp:127.0.0.1:7")
-        self.assertEqual(place.way("c/1"), "rdma:10.0.0.1:1", "another machine's loopback")
-        self.assertEqual(Place("b/1", "/x", "[::1]:7").way("c/1"), "")
-        self.assertEqual(Place("h", None, None).way("h"), "")
+        place = DataPlaneAddress("b/1", "/x", "127.0.0.1:7", ("10.0.0.1:1", "127.0.0.1:2"))
+        self.assertEqual(place.address_from("b/1"), "shm:/x")
+        self.assertEqual(place.address_from("b/2"), "rdma:10.0.0.1:1,rdma:127.0.0.1:2,tcp:127.0.0.1:7")
+        self.assertEqual(place.address_from("c/1"), "rdma:10.0.0.1:1", "another machine's loopback")
+        self.assertEqual(DataPlaneAddress("b/1", "/x", "[::1]:7").address_from("c/1"), "")
+        self.assertEqual(DataPlaneAddress("h", None, None).address_from("h"), "")
 
     def test_a_place_is_what_the_library_opens(self) -> None:
         transfer = {"listen": f"127.0.0.1:{20000 + os.getpid() % 10000}", "head_bytes": "4096 B"}

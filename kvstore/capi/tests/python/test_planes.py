@@ -25,14 +25,14 @@ class Cuts(unittest.TestCase):
             ("kernels with half blocks", Tensor((2 * BLOCKS, HEADS, TOKENS // 2, CONTENT)), 2, TOKENS // 2 * CONTENT),
         ]:
             with self.subTest(what):
-                (cut,) = layout({"layer": tensor}, BLOCKS).cuts.values()
+                (cut,) = layout({"layer": tensor}, BLOCKS).head_layouts.values()
                 self.assertEqual((cut.rows, cut.heads, cut.head_bytes), (rows, HEADS, head_bytes))
         # A process with one head of several has it where the others have theirs.
         one = (BLOCKS, 1, TOKENS, CONTENT)
         for order, rows in [((), 1), ((0, 2, 1, 3), TOKENS)]:
-            (cut,) = layout({"layer": Tensor(one, order)}, BLOCKS).cuts.values()
+            (cut,) = layout({"layer": Tensor(one, order)}, BLOCKS).head_layouts.values()
             self.assertEqual((cut.rows, cut.heads, cut.head_bytes), (rows, 1, TOKENS * CONTENT // rows))
-        (cut,) = layout({"layer": Tensor((BLOCKS, TOKENS, 576))}, BLOCKS).cuts.values()
+        (cut,) = layout({"layer": Tensor((BLOCKS, TOKENS, 576))}, BLOCKS).head_layouts.values()
         self.assertEqual((cut.rows, cut.heads, cut.head_bytes), (1, 1, TOKENS * 576))
 
 

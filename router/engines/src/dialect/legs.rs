@@ -156,7 +156,7 @@ pub fn prefill_leg(protocol: Protocol, body: &RawBody, pairing: &Pairing<'_>) ->
             leg.set("disaggregated_params", params.to_string());
         }
         Protocol::Kvasir => {
-            // One that listens nowhere is a single process, or says how many it is by its connector.
+            // A decode worker that publishes no data plane is a single process; KvasirConnector refuses others.
             let receivers = pairing.decode.data_plane.as_ref().map_or(1, |place| place.processes);
             let handoff = Handoff::Prefill { transfer_id: pairing.number, receivers };
             leg.set("kv_transfer_params", handoff.to_json().to_string());

@@ -46,7 +46,7 @@ fn release(version: &str) -> Option<(u32, u32)> {
     }
 }
 
-/// Where a vLLM with KvasirConnector hands blocks over: its first rank's processes, to which those of the others lie next.
+/// The data plane of a vLLM with KvasirConnector: the addresses of process 0. Process n listens on the port plus n.
 fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
     let is_first = |sample: &Sample<'_>| sample.label("engine").is_none_or(|rank| rank == "0");
     let told = samples(metrics, "vllm:kvasir_data_plane").find(is_first)?;
@@ -56,7 +56,7 @@ fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
         shm: address("shm"),
         tcp: address("tcp"),
         rdma: address("rdma").iter().flat_map(|all| all.split(',')).map(str::to_owned).collect(),
-        processes: told.label("ranks").and_then(|ranks| ranks.parse().ok()).unwrap_or(1),
+        processes: told.label("processes").and_then(|count| count.parse().ok()).unwrap_or(1),
     })
 }
 
@@ -247,8 +247,8 @@ mod tests {
     #[test]
     fn a_connector_says_where_it_hands_blocks_over() {
         let metrics = "# TYPE vllm:kvasir_data_plane gauge\n\
-            vllm:kvasir_data_plane{engine=\"1\",host=\"b/1:2\",model_name=\"m\",ranks=\"2\",rdma=\"\",shm=\"\",tcp=\"10.0.0.2:7402\"} 1.0\n\
-            vllm:kvasir_data_plane{engine=\"0\",host=\"b/1:2\",model_name=\"m\",ranks=\"2\",rdma=\"10.0.1.2:1,10.0.2.2:2\",shm=\"/tmp/x.sock\",tcp=\"10.0.0.2:7400\"} 1.0\n";
+            vllm:kvasir_data_plane{engine=\"1\",host=\"b/1:2\",model_name=\"m\",processes=\"2\",rdma=\"\",shm=\"\",tcp=\"10.0.0.2:7402\"} 1.0\n\
+            vllm:kvasir_data_plane{engine=\"0\",host=\"b/1:2\",model_name=\"m\",processes=\"2\",rdma=\"10.0.1.2:1,10.0.2.2:2\",shm=\"/tmp/x.sock\",tcp=\"10.0.0.2:7400\"} 1.0\n";
         let expected = DataPlaneAddress {
             host: "b/1:2".to_owned(),
             shm: Some("/tmp/x.sock".to_owned()),
