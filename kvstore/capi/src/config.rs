@@ -237,7 +237,7 @@ pub(crate) struct TransferSettings {
     pub(crate) rows: u64,
     /// The first of this process's attention heads, counted over the whole model.
     pub(crate) first_head: u64,
-    /// How many are its. 1 to 65,536.
+    /// How many are its. 1 to 65,535.
     pub(crate) heads: u64,
     /// Bytes of one head in one row. 1 B to 4 GiB.
     pub(crate) head_bytes: Size,
@@ -413,7 +413,7 @@ impl Settings {
             ("transfer.layers", transfer.layers, 1, 4096),
             ("transfer.rows", transfer.rows, 1, 1 << 20),
             ("transfer.first_head", transfer.first_head, 0, 65_535),
-            ("transfer.heads", transfer.heads, 1, 65_536),
+            ("transfer.heads", transfer.heads, 1, 65_535),
         ];
         let wrong_sizes = (sizes.iter())
             .filter(|(_, value, least, most)| !(least.0..=most.0).contains(&value.0))

@@ -25,7 +25,11 @@ from pathlib import Path
 from typing import Any
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_SOCKET = re.compile(r"^(.*/kvasir-vllm-)(\d+)(\.sock)$")
+_SOCKET = re.compile(r"^(.*/kvasir-vllm-)([0-9]{1,5})(\.sock)$")
+_ADDRESS_MAX = 255
+"""Longest address that is read."""
+RECEIVERS_MAX = 64
+"""Most processes of one engine: the library sends a push to so many."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,12 @@ class DataPlaneAddress:
         host, shm, tcp, rdma = (given.get(name) for name in ("host", "shm", "tcp", "rdma"))
         rails = tuple(rdma) if isinstance(rdma, (list, tuple)) else ()
         texts = [text for text in (shm, tcp, *rails) if text is not None]
-        if not isinstance(host, str) or not all(isinstance(text, str) for text in texts):
+        if not isinstance(host, str) or not all(isinstance(text, str) and len(text) <= _ADDRESS_MAX for text in texts):
+            return None
+        if not all(0 < port_of(address) < 1 << 16 for address in texts if address is not shm):
             return None
         processes = given.get("processes", 1)
-        if isinstance(processes, bool) or not isinstance(processes, int) or not 1 <= processes <= 1 << 16:
+        if not _is_number(processes, RECEIVERS_MAX + 1) or processes == 0:
             return None
         return cls(host, shm, tcp, rails, processes)
 
@@ -143,7 +149,7 @@ class Leg:
             return None
         receivers = params.get("receivers", 1)
         if kind == "prefill":
-            return cls(transfer, None, receivers) if _is_number(receivers, 65) and receivers > 0 else None
+            return cls(transfer, None, receivers) if _is_number(receivers, RECEIVERS_MAX + 1) and receivers > 0 else None
         source = DataPlaneAddress.parse(params.get("from"))
         return cls(transfer, source.of_process(first)) if kind == "decode" and source is not None else None
 
@@ -181,6 +187,8 @@ def sections(
     own, rails = dict(transfer), dict(rdma)
     listen = str(own.get("listen", ""))
     _, port = _split(listen)
+    # The same folder as is told to others, whatever the library would take.
+    own["socket_folder"] = str(own.get("socket_folder", "")) or tempfile.gettempdir()
     if port:
         own["listen"] = _with_port_offset(listen, number)
         own["socket_name"] = socket_name(port + number)
@@ -205,9 +213,15 @@ def fingerprint(facts: Mapping[str, object]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8, person=b"kvasir-handoff-1").hexdigest()
 
 
-def content(last_hash: bytes) -> bytes:
-    """Sixteen bytes that name a whole prompt, from the engine's hash of its last block, which stands for all before it."""
-    return hashlib.blake2b(last_hash, digest_size=16, person=b"kvasir-content-1").digest()
+def content(last_hash: bytes, senders: int, receivers: int) -> bytes:
+    """Sixteen bytes that name what is handed over: equal on both sides, or nothing is sent.
+
+    A whole prompt, by the engine's hash of its last block, which stands for all before it; and how many processes each
+    engine has: sides that disagree on that would share out the heads differently, so that some came from nobody.
+    """
+    name = hashlib.blake2b(last_hash, digest_size=16, person=b"kvasir-content-1")
+    name.update(senders.to_bytes(4, "little") + receivers.to_bytes(4, "little"))
+    return name.digest()
 
 
 def _overlap(one: range, other: range) -> bool:
@@ -238,7 +252,7 @@ def port_of(address: str) -> int:
 
 def _split(address: str) -> tuple[str, int]:
     name, _, port = address.rpartition(":")
-    return name, int(port) if port.isascii() and port.isdigit() else 0
+    return name, int(port) if len(port) <= 5 and port.isascii() and port.isdigit() else 0
 
 
 def _with_port_offset(address: str, by: int) -> str:

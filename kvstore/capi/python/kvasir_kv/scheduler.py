@@ -169,8 +169,9 @@ class Scheduler:
         if tracked.leg is not None and tracked.leg.source is not None:
             source = Source(tracked.leg, self._content(tracked), first)
             self._step.loads.append(Load(job, request.request_id, [], list(blocks[first:stop]), source))
-            # What comes is not in the store: it is saved like computed blocks.
+            # What comes is not saved: the store's names promise how a block was computed, which the sender does not tell.
             tracked.receiving, tracked.leg = tracked.leg, None
+            tracked.loaded = range(first, stop)
             self._counters["awaited_blocks"] += count
             return
         names = self._names(tracked, first, stop)
@@ -204,9 +205,8 @@ class Scheduler:
             self._release(self._held.pop(job))
         for job, tally in complete.loaded.items():
             tracked = self._requests.get(self._loading.pop(job))
-            if tracked is not None and tracked.receiving is not None:
+            if tracked is not None:
                 tracked.receiving = None
-            elif tracked is not None:
                 # What did not come is computed, and then it is to be saved.
                 tracked.loaded = tracked.loaded[: tally.least]
                 tracked.offered = min(tracked.offered, tracked.loaded.stop)
@@ -220,6 +220,9 @@ class Scheduler:
         """Forgets a request. Its blocks that are being saved or loaded are still held."""
         tracked = self._requests.pop(request.request_id, None)
         if tracked is None:
+            # It was given up before anybody looked at it: the other side waits.
+            if self._is_handing_over and (leg := Leg.of(request)) is not None:
+                (self._step.declined if leg.source is not None else self._step.cancelled).append(leg)
             return
         if tracked.receiving is not None:
             self._step.cancelled.append(tracked.receiving)
@@ -291,7 +294,10 @@ class Scheduler:
 
     def _content(self, tracked: _Tracked) -> bytes:
         last = tracked.request.block_hashes[self._prompt_blocks(tracked) * self._hashes_per_block - 1]
-        return handoff.content(bytes(last))
+        leg = tracked.leg
+        assert leg is not None
+        sides = (leg.source.processes, self._workers) if leg.source is not None else (self._workers, leg.receivers)
+        return handoff.content(bytes(last), *sides)
 
     def _push(
         self, tracked: _Tracked, leg: Leg, computed: int, blocks_of: Callable[[str], Sequence[int]]

@@ -99,6 +99,8 @@ class Settings:
         if self.transfer is not None:
             own, rails = handoff.sections(self.transfer, self.rdma, process)
             sections["transfer"] = own | dict(pieces or {})
+            # Requests that wait for another engine count, too.
+            sections.setdefault("queue", {}).setdefault("depth", 4096)
             if rails:
                 sections["rdma"] = rails
         slot = -(-block_bytes // _PAGE_BYTES) * _PAGE_BYTES

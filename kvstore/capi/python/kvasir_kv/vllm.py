@@ -35,6 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from . import handoff, identity
 from .library import Library, Memory, Store
@@ -180,6 +181,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             store.statistics(),
         )
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        # Loads may begin behind the step (`start_load_kv`); its layers are pushed within it.
+        self._working.begin(self._told)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         self._working.load(self._told)
 
@@ -258,10 +264,16 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         heads = self._vllm_config.model_config.get_total_num_kv_heads()
         shares = handoff.HeadPartition(int(heads), int(parallel.world_size))
         own = {cut.heads for cut in found.head_layouts.values()}
-        if own != {len(shares.of(int(parallel.rank)))}:
-            # Latents, which each process has whole, or a kind of tensor that is not known here.
-            shares = handoff.HeadPartition(1, int(parallel.world_size))
-        return shares
+        if own == {len(shares.of(int(parallel.rank)))}:
+            return shares
+        spec = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        if int(parallel.world_size) > 1 and not isinstance(spec, MLAAttentionSpec):
+            raise ValueError(
+                f"KvasirConnector: KV caches with {sorted(own)} heads in a process, of {heads} over {parallel.world_size} "
+                "processes, cannot be handed over"
+            )
+        # Each process has the latents whole.
+        return handoff.HeadPartition(1, int(parallel.world_size))
 
     def _pieces(self, found: Layout) -> dict[str, Any]:
         if self._settings.transfer is None:
@@ -278,8 +290,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             rows, head_bytes = 1, layer_bytes
         dtypes = sorted({str(fact[1]) for fact in found.facts if isinstance(fact, tuple)})
+        # What the engine's kernels and its processor make of a cache is not seen in its shape.
         same = [list(found.layers), dtypes, rows, head_bytes, cut.axes, shares.heads]
-        facts = handoff_facts(self._vllm_config, same, self._settings.namespace)
+        facts = handoff_facts(self._vllm_config, same, list(found.layers), self._settings.namespace)
         pieces = {"layers": len(found.layers), "rows": rows, "first_head": own.start, "heads": len(own)}
         return pieces | {"head_bytes": f"{head_bytes} B", "fingerprint": handoff.fingerprint(facts)}
 

@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Unif
 from vllm.version import __version__ as vllm_version
 
 from . import identity
-from .handoff import is_reachable, port_of
+from .handoff import RECEIVERS_MAX, is_reachable, port_of
 from .library import Memory
 from .settings import Settings
 from .worker import Event
@@ -85,6 +85,8 @@ def refuse_handoff(config: "VllmConfig", settings: Settings) -> None:
                 "would be handed over"
             )
         return
+    if config.parallel_config.world_size > RECEIVERS_MAX:
+        raise ValueError(f"KvasirConnector: blocks are handed over between at most {RECEIVERS_MAX} processes of each engine")
     if config.parallel_config.world_size > 1 and not is_reachable(settings.transfer):
         raise ValueError(
             "KvasirConnector: an engine of several processes must name a port in transfer.listen: the other side learns from "
@@ -103,21 +105,42 @@ def refuse_handoff(config: "VllmConfig", settings: Settings) -> None:
         )
 
 
-def handoff_facts(config: "VllmConfig", layout_facts: list[object], namespace: str) -> dict[str, object]:
+def handoff_facts(
+    config: "VllmConfig", layout_facts: list[object], tensors: Iterable[str], namespace: str
+) -> dict[str, object]:
     """All that must be the same in two engines that hand blocks to each other, beside tokens and what a request brings.
 
-    Not the machine, the kernels or vLLM's version, which differ where a fleet is mixed or renewed; and the weights by the
-    model's name only, because files have other times on another machine.
+    Not vLLM's version, so that a fleet can be renewed; and the machine for a CPU alone, whose instruction set decides how a
+    cache lies in memory.
     """
     model, cache, draft = config.model_config, config.cache_config, config.speculative_config
+    layers = config.compilation_config.static_forward_context
     return {
         "namespace": namespace,
-        "model": [Path(model.model).name, model.revision, model.quantization, str(model.dtype)],
+        "model": [model.quantization, str(model.dtype), str(config.load_config.load_format), model.seed],
+        "weights": _portable_weights(config, model, namespace),
         "model_config": _config_facts(model.hf_config),
-        "draft": [draft.method, Path(str(draft.model)).name] if draft else None,
+        "multimodal": dataclasses.asdict(model.multimodal_config) if model.multimodal_config else None,
+        "draft": [draft.method, _portable_weights(config, draft.draft_model_config or model, namespace)] if draft else None,
         "cache": [cache.cache_dtype, cache.block_size, cache.prefix_caching_hash_algo],
         "layout": layout_facts,
+        "attention": [[name, _backend(layers.get(name)), str(getattr(layers.get(name), "isa", ""))] for name in tensors],
+        "machine": [] if torch.cuda.is_available() else _machine(),
     }
+
+
+def _portable_weights(config: "VllmConfig", model: Any, namespace: str) -> object:
+    """What tells a model's weights from others on every machine."""
+    place = str(getattr(model, "model_weights", "") or model.model)
+    is_named = place == model.model and not os.path.exists(place)
+    commit = _commit(place, model.revision, config.load_config.download_dir) if is_named else None
+    found = identity.portable(place, commit)
+    if found is None and not namespace:
+        raise ValueError(
+            f"KvasirConnector: nobody can tell whether another engine has the same weights as {place}: give all engines that "
+            'have them one "namespace"'
+        )
+    return found
 
 
 def _config_facts(config: Any) -> object:

@@ -116,8 +116,8 @@ class Worker:
             self._failed("match", str(problem))
             return 0
 
-    def load(self, step: Step) -> None:
-        """Begins the loads and the pushes of a step, and answers its questions; before the engine computes it."""
+    def begin(self, step: Step) -> None:
+        """Takes what is to be pushed of a step, before the engine computes it, and ends hand-offs."""
         for leg in step.cancelled:
             self._cancel(leg)
         for leg in step.declined:
@@ -125,6 +125,9 @@ class Worker:
         for job in step.pushes:
             self._pushing.append(_Pushing(job, self._transfers(job.leg), len(job.blocks), len(self._layer_of)))
             self._sent_at.setdefault(job.leg.transfer, self._sent())
+
+    def load(self, step: Step) -> None:
+        """Begins the loads of a step, and answers its questions; before or after the engine computes it."""
         for question in step.questions:
             self._report.answers[question.number] = Tally(1, self.match(question.hashes))
         self._begin(self._loads, step.loads)
@@ -225,7 +228,12 @@ class Worker:
             # What was not submitted is not submitted any more: it would begin the hand-off anew.
             self._pushing.remove(pushing)
             self._settle(pushing, len(self._layer_of) - pushing.submitted, 0)
-        for transfer in (self._transfers(leg) if leg.source is None else list(self._senders(leg)))[:1]:
+        for waiting in [one for one in self._loads if isinstance(one.job, Load) and one.job.source is not None]:
+            if waiting.job.source.leg == leg:
+                self._loads.remove(waiting)
+                self._under_way[waiting.job.job] = waiting
+                self._finish(Completion(waiting.job.job, Status.MISS, 0, "", Ending.CANCELLED))
+        for transfer in self._transfers(leg) if leg.source is None else list(self._senders(leg)):
             self._quietly("cancel_handoff", lambda: self._store.cancel_handoff(transfer))
 
     def _decline(self, leg: Leg) -> None:
@@ -269,6 +277,8 @@ class Worker:
                 )
             except StoreError as problem:
                 taken, failure = True, str(problem)
+                for transfer in pushing.transfers:
+                    self._quietly("cancel_handoff", lambda: self._store.cancel_handoff(transfer))
             if not taken:
                 self._counters["throttled_transfers"] += 1
                 return False

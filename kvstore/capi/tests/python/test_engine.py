@@ -156,6 +156,7 @@ class Engine:
                 scheduled[request.request_id] = self.schedule(request)
         blocks_of = {request.request_id: request.blocks for request in self.running}
         step = self.scheduler.next_step(scheduled, lambda name: blocks_of[name])
+        self.worker.begin(step)
         for request in self.running:
             self.compute(request, scheduled[request.request_id])
         self.worker.load(step)

@@ -222,6 +222,35 @@ class Sides(unittest.TestCase):
         self.run_both(prefill)
         self.rest(prefill, decode)
 
+    def test_sides_that_disagree_on_processes_hand_nothing_over(self) -> None:
+        # The decode engine is told of one process and asks it for all heads: the prefill engine has two.
+        prefill, decode = self.pair()
+        prefill.scheduler = Scheduler(TOKENS, TOKENS, 2, 1000, is_offloading=False, is_handing_over=True)
+        prefill.scheduler.bind(prefill.pool)
+        first, second = self.legs(prefill)
+        step = prefill.scheduler.next_step({}, lambda name: [])
+        request = prompt("p", 10, params=first)
+        request.blocks = prefill.pool.take(10) or []
+        prefill.scheduler.matched_tokens(request, 0)
+        step = prefill.scheduler.next_step({"p": 10 * TOKENS}, lambda name: request.blocks)
+        self.assertEqual(len(step.pushes), 1)
+        prefill.worker.begin(step)
+        prefill.worker.save(step)
+        decode.submit(prompt("d", 10, params=second))
+        self.run_both(decode)
+        self.assertEqual(decode.worker.take_counters()["unreceived_blocks"], 9)
+        self.assertEqual(prefill.store.handoff_statistics()["bytes_sent"], 0)
+
+    def test_a_request_that_nobody_looked_at_is_told_of(self) -> None:
+        prefill, decode = self.pair()
+        first, second = self.legs(prefill)
+        decode.submit(prompt("d", 10, params=second))
+        decode.step()
+        prefill.scheduler.finished(prompt("p", 10, params=first))
+        prefill.step()
+        self.run_both(decode)
+        self.assertEqual(decode.worker.take_counters()["unreceived_blocks"], 9)
+
     def test_random_hand_offs_are_right(self) -> None:
         seed = int(os.environ.get("KVASIR_SEED", "5"))
         chance = random.Random(seed)
@@ -301,7 +330,7 @@ class Layers(unittest.TestCase):
         store = FakeStore(room=100)
         worker = self.worker(store)
         step = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4, 5], True)])
-        worker.load(step)
+        worker.begin(step)
         worker.computed("a")
         worker.computed("of no cache")
         worker.computed("b")
@@ -316,12 +345,12 @@ class Layers(unittest.TestCase):
         store = FakeStore(room=1)
         worker = self.worker(store)
         first = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4], False), Push(2, Leg(8, None), NAME[:16], 0, [5], True)])
-        worker.load(first)
+        worker.begin(first)
         worker.computed("a")
         worker.save(first)
         worker.poll()
         second = Step(pushes=[Push(3, Leg(7, None), NAME[:16], 1, [6], True)])
-        worker.load(second)
+        worker.begin(second)
         store.room = 2
         worker.computed("a")
         self.assertEqual(store.pushed, [(7, range(0, 1)), (7, range(1, 3)), (8, range(0, 3))])
@@ -335,10 +364,10 @@ class Layers(unittest.TestCase):
         store = FakeStore(room=0)
         worker = self.worker(store)
         step = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4], False), Push(2, Leg(8, None), NAME[:16], 0, [5], True)])
-        worker.load(step)
+        worker.begin(step)
         worker.save(step)
         store.room = 9
-        worker.load(Step(cancelled=[Leg(7, None)]))
+        worker.begin(Step(cancelled=[Leg(7, None)]))
         worker.poll()
         worker.poll()
         self.assertEqual((store.pushed, store.cancelled, store.ended), ([(8, range(0, 3))], [7], [8]))
@@ -348,7 +377,7 @@ class Layers(unittest.TestCase):
         store = FakeStore(room=9)
         worker = self.worker(store)
         step = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4], True)])
-        worker.load(step)
+        worker.begin(step)
         worker.computed("a")
         store.done = [Completion(store.done[0].user, 1, 0, "")]
         worker.poll()
@@ -383,6 +412,10 @@ class Places(unittest.TestCase):
             second | {"from": {"host": "h", "rdma": [1]}},
             second | {"from": {"host": "h", "processes": 0}},
             second | {"first_process": -1},
+            second | {"from": {"host": "h", "tcp": "a:" + "9" * 5000}},
+            second | {"from": {"host": "h", "tcp": "a:70000"}},
+            second | {"from": {"host": "h", "tcp": "a"}},
+            second | {"from": {"host": "h", "shm": "/" * 5000}},
         ):
             with self.subTest(params):
                 self.assertIsNone(Leg.of(Asked(params)))
@@ -428,7 +461,8 @@ class Places(unittest.TestCase):
     def test_facts_and_hashes_are_told_apart(self) -> None:
         prints = {handoff.fingerprint(facts) for facts in ({}, {"a": 1}, {"a": 2}, {"b": 1})}
         self.assertEqual((len(prints), {len(one) for one in prints}), (4, {16}))
-        self.assertEqual((len(handoff.content(b"x")), handoff.content(b"x") != handoff.content(b"y")), (16, True))
+        contents = {handoff.content(*given) for given in ((b"x", 1, 1), (b"y", 1, 1), (b"x", 2, 1), (b"x", 1, 2))}
+        self.assertEqual((len(contents), {len(one) for one in contents}), (4, {16}))
 
 
 

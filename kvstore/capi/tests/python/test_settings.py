@@ -19,6 +19,22 @@ class Configuration(unittest.TestCase):
         )
         self.assertEqual(Settings.parse({"store": '[store]\nslot = "1 MiB"'}).toml(1, "x"), '[store]\nslot = "1 MiB"\n')
 
+    def test_each_process_listens_on_a_port_of_its_own(self) -> None:
+        transfer = {"listen": "10.0.0.1:7400", "socket_folder": "/run"}
+        rdma = {"listen": "10.0.1.1:8000", "devices": ["mlx5_0"]}
+        settings = Settings.parse({"store": {"transfer": transfer, "rdma": rdma}, "offload": False, "handoff_deadline": 2})
+        self.assertEqual((settings.offload, settings.handoff_deadline), (False, 2.0))
+        text = settings.toml(4096, "x", process=3, pieces={"layers": 32})
+        for line in (
+            'listen = "10.0.0.1:7403"',
+            'socket_name = "vllm-7403"',
+            "layers = 32",
+            'listen = "10.0.1.1:8003"',
+            'devices = ["mlx5_0"]',
+            "[queue]\ndepth = 4096",
+        ):
+            self.assertIn(line, text)
+
     def test_the_device_of_the_tensors_is_filled_in(self) -> None:
         slot = '[store]\nslot = "4096 B"\n'
         self.assertEqual(Settings.parse({}).toml(1, "x", 3), slot + "[device]\nordinal = 3\n")
@@ -49,6 +65,8 @@ class Configuration(unittest.TestCase):
             ({"saving_blocks_max": -1}, "saving_blocks_max is no number"),
             ({"load_blocks_min": True}, "load_blocks_min is no number"),
             ({"library": 1}, "library is no text"),
+            ({"offload": 1}, "offload is neither true nor false"),
+            ({"handoff_deadline": 0}, "handoff_deadline is not a number of seconds"),
         ]:
             with self.subTest(given), self.assertRaisesRegex(SettingsError, text):
                 Settings.parse(given)

@@ -48,15 +48,17 @@ fn release(version: &str) -> Option<(u32, u32)> {
 
 /// The data plane of a vLLM with KvasirConnector: the addresses of process 0. Process n listens on the port plus n.
 fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
-    let is_first = |sample: &Sample<'_>| sample.label("engine").is_none_or(|rank| rank == "0");
-    let told = samples(metrics, "vllm:kvasir_data_plane").find(is_first)?;
+    // A server may have the later ranks of a larger engine only: what it says of its first one counts.
+    let rank =
+        |sample: &Sample<'_>| sample.label("engine").and_then(|rank| rank.parse::<u32>().ok()).unwrap_or(0);
+    let told = samples(metrics, "vllm:kvasir_data_plane").min_by_key(rank)?;
     let address = |name: &str| told.label(name).filter(|text| !text.is_empty()).map(str::to_owned);
     Some(DataPlaneAddress {
         host: address("host")?,
         shm: address("shm"),
         tcp: address("tcp"),
         rdma: address("rdma").iter().flat_map(|all| all.split(',')).map(str::to_owned).collect(),
-        processes: told.label("processes").and_then(|count| count.parse().ok()).unwrap_or(1),
+        processes: told.label("processes")?.parse().ok()?,
     })
 }
 
@@ -257,6 +259,13 @@ mod tests {
             processes: 2,
         };
         assert_eq!(data_plane(metrics), Some(expected));
+        let later = metrics.replace("engine=\"0\"", "engine=\"2\"");
+        assert_eq!(
+            data_plane(&later).and_then(|place| place.tcp),
+            Some("10.0.0.2:7402".to_owned()),
+            "of rank 1"
+        );
+        assert_eq!(data_plane(&metrics.replace("processes=\"2\"", "processes=\"many\"")), None);
         assert_eq!(data_plane("vllm:num_requests_running{engine=\"0\"} 0.0\n"), None);
     }
 
