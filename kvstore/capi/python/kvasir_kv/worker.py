@@ -96,6 +96,9 @@ class Worker:
         """Those of this step, and those that the queue had no room for."""
         self._pushed: dict[int, tuple[_Pushing, int]] = {}
         """By the number of each submission, with its layers."""
+        self._computed: set[int] = set()
+        """Layers that the engine has computed in this step, and how many of them there are from the first on."""
+        self._computed_layers = 0
         self._sent_at: dict[int, int] = {}
         """Bytes that had been sent when a transfer's first push began."""
         self._unwanted: set[int] = set()
@@ -118,6 +121,8 @@ class Worker:
 
     def begin(self, step: Step) -> None:
         """Takes what is to be pushed of a step, before the engine computes it, and ends hand-offs."""
+        self._computed.clear()
+        self._computed_layers = 0
         for leg in step.cancelled:
             self._cancel(leg)
         for leg in step.declined:
@@ -142,8 +147,13 @@ class Worker:
 
     def computed(self, layer: str) -> None:
         """A layer of this step is computed: its blocks are sent while the next one is."""
-        if self._pushing and (at := self._layer_of.get(layer)) is not None:
-            self._push(at + 1)
+        if not self._pushing or (at := self._layer_of.get(layer)) is None:
+            return
+        # Layers leave in the order of the tensors, in whatever order the engine computes them.
+        self._computed.add(at)
+        while self._computed_layers in self._computed:
+            self._computed_layers += 1
+        self._push(self._computed_layers)
 
     def poll(self) -> None:
         """Notes what is over. To be called once in each step."""

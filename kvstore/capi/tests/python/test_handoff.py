@@ -341,6 +341,20 @@ class Layers(unittest.TestCase):
         worker.poll()
         self.assertEqual(worker.take_report().saved[1].least, 2)
 
+    def test_a_layer_that_is_computed_early_waits_for_those_before_it(self) -> None:
+        store = FakeStore(room=100)
+        worker = self.worker(store)
+        for number in (7, 8):
+            step = Step(pushes=[Push(number, Leg(number, None), NAME[:16], 0, [4], True)])
+            worker.begin(step)
+            worker.computed("b")
+            self.assertEqual(store.pushed, [])
+            worker.computed("a")
+            self.assertEqual(store.pushed, [(number, range(0, 2))])
+            worker.save(step)
+            self.assertEqual(store.pushed[1:], [(number, range(2, 3))])
+            store.pushed.clear()
+
     def test_layers_that_had_no_room_go_later_and_together(self) -> None:
         store = FakeStore(room=1)
         worker = self.worker(store)
