@@ -409,6 +409,10 @@ typedef struct kvasir_kv_handoff {
  * have in common goes from one to the other, in a transfer of its own. All pushes of a hand-off name the same transfers
  * (others are KVASIR_KV_INVALID_ARGUMENT); calls that name a hand-off by one transfer name it by the first.
  *
+ * The senders of an expectation must have all of its heads between them: what each of them sends is verified, and not
+ * that none is missing. Who learns from others how many processes there are, as kvasir_kv/handoff.py does, makes these
+ * numbers a part of `content`, so that sides that disagree on them hand nothing over.
+ *
  * Every hand-off that was pushed is ended by kvasir_kv_end_handoff or kvasir_kv_cancel_handoff, whatever became of it:
  * until then the library keeps a record of it.
  *
