@@ -54,9 +54,11 @@ fn prefill_and_decode_meet_in_each_makes_way() {
     for (name, dialect, handoff, flags) in [
         ("nixl", Dialect::Vllm, "auto", ["--prefill-worker", "--decode-worker"]),
         ("mooncake", Dialect::Vllm, "mooncake", ["--prefill-worker", "--decode-worker"]),
+        ("kvasir", Dialect::Vllm, "auto", ["--prefill-worker", "--decode-worker"]),
         ("sglang", Dialect::Sglang, "auto", ["--worker", "--worker"]),
     ] {
-        let mocks = vec![mock(dialect, Role::Prefill, false), mock(dialect, Role::Decode, false)];
+        let side = |role| MockConfig { has_data_plane: name == "kvasir", ..mock(dialect, role, false) };
+        let mocks = vec![side(Role::Prefill), side(Role::Decode)];
         // A mock's bootstrap server is the mock itself.
         let config = format!(
             "[gateway]\nhandoff = \"{handoff}\"\nmooncake_bootstrap = \"FIRST\"\n[router]\ndisaggregate_above_tokens = 16\n"

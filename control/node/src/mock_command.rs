@@ -30,6 +30,9 @@ pub(crate) struct MockArgs {
     /// What they do.
     #[arg(long, value_enum, default_value = "both")]
     role: crate::Role,
+    /// With the surface of vLLM with KvasirConnector: where they hand blocks over is in their metrics.
+    #[arg(long)]
+    kvasir_connector: bool,
     /// Name of the model.
     #[arg(long, default_value = "tiny")]
     model: String,
@@ -100,6 +103,7 @@ fn config(args: &MockArgs, number: u16) -> Result<MockConfig> {
             crate::Role::Decode => Role::Decode,
             crate::Role::Both => Role::Both,
         },
+        has_data_plane: args.kvasir_connector,
         seed: args.seed + u64::from(number),
         tokenizer,
         body_bytes_max: 256 << 20,

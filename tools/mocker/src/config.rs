@@ -83,6 +83,8 @@ pub struct MockConfig {
     pub tokenizer: ModelText,
     /// How long a prefill's blocks wait to be fetched.
     pub lease: Duration,
+    /// vLLM: its connector is KvasirConnector, and tells in the metrics where it listens for hand-offs.
+    pub has_data_plane: bool,
     /// How long one leg of a hand-off waits for the other to appear.
     pub bootstrap_timeout: Duration,
     /// What happens when the blocks of a hand-off are gone.
@@ -118,6 +120,7 @@ impl MockConfig {
             eos_one_in: 512,
             tokenizer: ModelText::tiny().map_err(|error| MockError::Config(error.to_string()))?,
             lease: Duration::from_secs(30),
+            has_data_plane: false,
             bootstrap_timeout: Duration::from_secs(300),
             load_failure: LoadFailure::Fail,
             body_bytes_max: 32 << 20,

@@ -2,6 +2,7 @@
 //!
 //! * NIXL (vLLM): the prefill leg answers where its blocks wait; the decode leg comes later and names them.
 //! * Mooncake (vLLM): both legs come at once and meet by `transfer_id`; the prefill leg does not wait.
+//! * Kvasir (vLLM with KvasirConnector): the same with a number, and the decode leg says where the blocks come from.
 //! * SGLang: both legs come at once and meet by `bootstrap_room`; each waits for the other, and without one is refused.
 
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use crate::fault::mix;
 use crate::rooms::{self, NotMet, RoomGuard};
 use crate::worker::Worker;
 use crate::{Dialect, LoadFailure, Role, lease};
+
+/// Where mocks with KvasirConnector say that they listen.
+pub(super) const DATA_PLANE: &str = "127.0.0.1:7400";
 
 /// What the worker has to know of a request's leg.
 #[derive(Debug, Default)]
@@ -64,7 +68,15 @@ pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<
         return Err(Refusal::bad("kv_transfer_params", "A hand-off is for one prompt and one choice."));
     }
     if let Some(id) = transfer["transfer_id"].as_str() {
-        return mooncake_leg(worker, format!("xfer:{id}"), is_prefill).await;
+        return meeting_leg(worker, format!("xfer:{id}"), is_prefill).await;
+    }
+    if let (true, Some(id)) = (config.has_data_plane, transfer["transfer_id"].as_u64()) {
+        let is_told = is_prefill || transfer["from"]["tcp"] == DATA_PLANE;
+        let kind = if is_prefill { "prefill" } else { "decode" };
+        if transfer["kvasir"] != kind || !is_told {
+            return Err(Refusal::bad("kv_transfer_params", "Not a leg of KvasirConnector's."));
+        }
+        return meeting_leg(worker, format!("kvasir:{id}"), is_prefill).await;
     }
     if is_prefill {
         // A name that nobody can guess, as vLLM adds one to the request's id.
@@ -91,7 +103,8 @@ fn loaded(worker: &Worker, is_pulled: bool, report_cached: Option<usize>) -> Res
     }
 }
 
-async fn mooncake_leg(worker: &Worker, name: String, is_prefill: bool) -> Result<Leg, Refusal> {
+/// Both legs came at once and meet by a name.
+async fn meeting_leg(worker: &Worker, name: String, is_prefill: bool) -> Result<Leg, Refusal> {
     let room = rooms::enter(&name).ok_or_else(Refusal::overloaded)?;
     if is_prefill {
         return Ok(Leg { lease: Some(name), room: Some(room), ..Leg::default() });

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::handoff::DATA_PLANE;
 use crate::Dialect;
 use crate::stats::{MockStats, get};
 use crate::worker::Worker;
@@ -88,6 +89,14 @@ fn vllm(worker: &Worker, stats: &MockStats, out: &mut String) -> std::fmt::Resul
         "admission_rejections_total",
         &[("reason=\"max_num_queued_reqs\"", stats.refused_full as f64)],
     )?;
+    if config.has_data_plane {
+        // Where nobody listens: blocks move within the mock.
+        writeln!(
+            out,
+            "# TYPE vllm:kvasir_data_plane gauge\nvllm:kvasir_data_plane{{engine=\"0\",host=\"mock/0\",model_name=\"{}\",processes=\"1\",rdma=\"\",shm=\"\",tcp=\"{DATA_PLANE}\"}} 1.0",
+            model_label(worker),
+        )?;
+    }
     let (block, count) = (config.block_tokens, config.blocks);
     writeln!(
         out,
