@@ -29,7 +29,7 @@ CONNECTORS = {"nixl": ("prefill", "decode"), "kvasir": ("kvasir-prefill", "kvasi
 RATIO_MAX = 0.8
 """Of Kvasir's hand-off to NIXL's."""
 OVERLAP_MIN = 0.7
-"""Share of a long prompt's bytes that are sent before its last layer is computed."""
+"""Share of a long prompt's bytes that are sent before its computation ends."""
 GOES_ON_SECONDS = 10.0
 """In which the decode engine computes a prompt whose blocks do not come."""
 
@@ -192,7 +192,7 @@ class Check:
             self.say(ratios[0] <= most, f"{what}, of NIXL's: {text}")
 
     def overlap(self):
-        """One prompt of 3,000 tokens after the other: what share had left when its last layer was computed?"""
+        """One prompt of 3,000 tokens after the other: what share had left when its computation ended?"""
         with Pair("kvasir", self.options) as pair:
             pair.ask(self.body(), self.chance)
             time.sleep(2)
@@ -203,7 +203,7 @@ class Check:
             time.sleep(2)
             early, whole = (metric(pair.prefill, name) - was for name, was in zip(names, before))
             share = early / max(whole, 1)
-            text = f"{share:.3f} of {whole:.0f} bytes were sent before the last layer was computed"
+            text = f"{share:.3f} of {whole:.0f} bytes were sent before its computation ended"
             self.say(share >= OVERLAP_MIN, f"overlap, {self.options.long} prompts of 3,000 tokens: {text}")
 
     def prefix(self):

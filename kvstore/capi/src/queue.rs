@@ -46,7 +46,6 @@ pub struct Completion {
 
 /// What threads do.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each request of one block")]
 pub(crate) enum Work {
     /// For one of them.
     Whole(Operation),

@@ -455,9 +455,9 @@ fn heads_are_shared_out_differently_on_the_two_sides() {
     let of_half = |which: usize| {
         format!("first_head = {}\nheads = 2\nrows = 2\nhead_bytes = \"{} B\"\n", which * 2, PIECE / 4)
     };
-    for one_sends in [true, false] {
-        let whole = Engine::with("tcp", 1, &of_all, PIECE);
-        let halves = [0, 1].map(|which| Engine::with("tcp", 2 + which as u8, &of_half(which), PIECE / 2));
+    for (transport, one_sends) in [("tcp", true), ("tcp", false), ("shm", true), ("shm", false)] {
+        let whole = Engine::with(transport, 1, &of_all, PIECE);
+        let halves = [0, 1].map(|which| Engine::with(transport, 2 + which as u8, &of_half(which), PIECE / 2));
         let transfers = [transfer_id(), transfer_id()];
         let heads = |block: u64, which: usize| -> Vec<Vec<u8>> {
             whole.block(block).iter().map(|row| row[which * PIECE / 2..][..PIECE / 2].to_vec()).collect()

@@ -22,7 +22,7 @@ COUNTERS = {
     "pushed_blocks": "Blocks that were computed for another engine.",
     "handed_over_blocks": "Blocks of those that were ready to be sent.",
     "handed_over_bytes": "Bytes of those blocks.",
-    "early_bytes": "Bytes sent between the first and the last layer of prompts that are pushed (of other prompts, too).",
+    "early_bytes": "Bytes sent between the first push of a prompt and the end of its computation (of other prompts, too).",
     "unwanted_blocks": "Blocks that were not sent: nobody waited for them, or there was no memory.",
     "throttled_transfers": "Transfers that had to wait for room in the store's queue.",
     "failures": "Failures of the store; the log has their texts.",

@@ -61,7 +61,7 @@ impl Shape {
     /// # Safety
     /// The block's memory must be readable and unchanged for the time of the call, and nobody else may use these layers of
     /// the slot. The tensors have passed [`Self::check`], and the block's number is one of theirs.
-    pub(crate) unsafe fn into_slot(
+    pub(crate) unsafe fn copy_to_slot(
         &self,
         slot: &SlotRef,
         tensors: &PagedTensors,
@@ -81,7 +81,7 @@ impl Shape {
     /// # Safety
     /// The block's memory must be writable and nobody else's for the time of the call, and nobody may write to the slot. The
     /// tensors have passed [`Self::check`], and the block's number is one of theirs.
-    pub(crate) unsafe fn from_slot(&self, slot: &SlotRef, tensors: &PagedTensors, block: u64) {
+    pub(crate) unsafe fn copy_from_slot(&self, slot: &SlotRef, tensors: &PagedTensors, block: u64) {
         for (plane, offset) in self.pieces(tensors, 0..self.layers) {
             let from = slot.slab().address(slot.slot(), offset, plane.bytes);
             let to = plane.start.as_ptr().wrapping_add(block as usize * plane.stride);

@@ -464,7 +464,7 @@ impl CopyTask {
             Task::Arrived { tensors, blocks, slots, ending } => {
                 for (slot, &block) in slots.iter().zip(&blocks) {
                     // SAFETY: writable by the contract of this function; the slot is verified and nobody writes to it.
-                    unsafe { handoffs.shape.from_slot(slot, &tensors, block) };
+                    unsafe { handoffs.shape.copy_from_slot(slot, &tensors, block) };
                 }
                 let status = if slots.len() == blocks.len() { Status::Ok } else { Status::Miss };
                 Ok(outcome(status, slots.len(), ending))
@@ -487,7 +487,7 @@ impl HandOffs {
         let Push { content, first_block, layers, tensors, blocks, .. } = push;
         for (slot, &block) in slots.iter().zip(&blocks) {
             // SAFETY: readable by the contract of this function; these layers of the slot were not pushed before.
-            unsafe { self.shape.into_slot(slot, &tensors, block, layers.clone()) };
+            unsafe { self.shape.copy_to_slot(slot, &tensors, block, layers.clone()) };
         }
         Ok(Copied { content, first_block, slots, layers })
     }
