@@ -62,7 +62,7 @@ impl Engine {
         };
         // SAFETY: the library has written an end.
         assert_eq!(status, 0, "{:?}", unsafe { CStr::from_ptr(error.as_ptr()) });
-        let byte = |plane: usize, at: usize| (at.wrapping_mul(31) ^ at >> 8 ^ plane * 7) as u8 ^ seed;
+        let byte = |plane: usize, at: usize| (at.wrapping_mul(31) ^ (at >> 8) ^ (plane * 7)) as u8 ^ seed;
         let plane = |plane| (0..BLOCKS * STRIDE).map(|at| byte(plane, at)).collect();
         let mut planes: Vec<Vec<u8>> = (0..2 * LAYERS).map(plane).collect();
         let described: Vec<Plane> = planes
