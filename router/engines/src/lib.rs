@@ -6,7 +6,7 @@
 //! * [`client`]: questions to workers about themselves.
 //! * [`intake`]: request bodies on their way into an engine's own HTTP server.
 //! * [`exposition`]: metrics in Prometheus' text forms.
-//! * [`handoff`]: the `kv_transfer_params` of the native prefill→decode hand-off.
+//! * [`handoff`]: the `kv_transfer_params` of Kvasir's own prefill→decode hand-off.
 //! * [`handover`]: requests that a proxy sends in the gateway's place.
 //! * [`key`]: the key that an engine asks its callers for.
 

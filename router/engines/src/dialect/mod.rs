@@ -166,7 +166,7 @@ pub struct Description {
     pub instance: Option<u64>,
     /// One for each data-parallel rank; `None` for a rank that publishes no events.
     pub feeds: Vec<Option<Feed>>,
-    /// The native data plane.
+    /// Where it hands blocks over: the reference engine, vLLM with KvasirConnector.
     pub data_plane: Option<DataPlaneAddress>,
     /// SGLang's bootstrap server, on a prefill worker: host and port.
     pub bootstrap: Option<(String, u16)>,
