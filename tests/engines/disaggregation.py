@@ -238,8 +238,14 @@ class Check:
         left, seconds = metric(self.prefill, name), time.monotonic() - started
         self.say("clients gone, also between the legs", {"with blocks left" if left else "all blocks free": 1},
                  {"all blocks free"}, f"; at most {most:.1%} of P's blocks were held, none after {seconds:.1f} s")
-        still = metric(self.decode, "vllm:num_requests_running") + metric(self.decode, "vllm:num_requests_waiting")
+        started = time.monotonic()
+        while (still := self.at_work(self.decode)) and time.monotonic() - started < 10:
+            time.sleep(0.1)
         self.say("nothing left running on the decode engine", {"0" if still == 0 else f"{still:.0f}": 1}, {"0"})
+
+    def at_work(self, engine):
+        """Requests that an engine computes, or that wait in it."""
+        return metric(engine, "vllm:num_requests_running") + metric(engine, "vllm:num_requests_waiting")
 
     def go(self):
         cores = self.options.cores
