@@ -1,4 +1,4 @@
-//! How peers reach a process.
+//! The addresses at which peers reach a process.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// How peers name it, best first. Loopback addresses are told when there are no others: on other hosts they lead
+    /// The addresses as peers connect to them, best first. Loopback addresses are told when there are no others: on other hosts they lead
     /// elsewhere.
     #[must_use]
     pub fn notation(&self) -> Vec<String> {

@@ -12,7 +12,7 @@ mod sockets;
 
 pub use address::{Addresses, is_loopback};
 pub use open::{CounterSample, RailCounters, Rails, RailsError, open};
-pub use sockets::{remove_stale_sockets, worker_socket};
+pub use sockets::worker_socket;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// All of them, best first.
+    /// Every kind, best first.
     pub const ALL: [Self; 3] = [Self::Shm, Self::Rdma, Self::Tcp];
 
     /// As in a configuration and in an address: `shm`, `rdma`, `tcp`.
@@ -51,14 +51,14 @@ impl Transport {
 /// A transport that is to be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransportRequest {
-    /// Which.
+    /// The kind.
     pub transport: Transport,
     /// Whether the configuration names a part of it (a folder, a device, a port): it is then an error when it cannot be
     /// opened.
     pub is_named: bool,
 }
 
-/// What is opened, and how.
+/// Transports to open, and their settings.
 #[derive(Debug, Clone)]
 pub struct RailsConfig {
     /// Best first: of the links to a peer that are up, those of the first transport carry the bytes.
@@ -81,7 +81,7 @@ pub struct RailsConfig {
     pub rdma_listen: SocketAddr,
     /// RDMA.
     pub rdma: VerbsConfig,
-    /// How the transports are bonded.
+    /// Settings of the bond over all transports.
     pub bond: BondConfig,
     /// For tests: damages one in so many writes, drawn from this seed.
     pub corrupt: Option<(u64, u64)>,

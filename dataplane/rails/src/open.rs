@@ -23,19 +23,19 @@ pub type CounterSample = (&'static str, &'static str, u64);
 
 /// The transports of one process.
 pub struct Rails {
-    /// All of them as one.
+    /// The bond over every transport that opened.
     pub bond: Bond<AnyFabric>,
-    /// How peers reach them.
+    /// The addresses at which peers reach them.
     pub address: Addresses,
-    /// What is in use, for people.
+    /// Names of the transports in use, for people.
     pub names: Vec<String>,
     /// The kinds that opened, best first.
     pub kinds: Vec<Transport>,
-    /// What each has counted, and `all` for the bond.
+    /// Counters of each transport, and `all` for the bond.
     pub counters: Vec<RailCounters>,
 }
 
-/// How to read what a transport has counted.
+/// The counters of one transport.
 pub struct RailCounters {
     /// `shm`, `tcp`, `rdma DEVICE` or `all`.
     pub name: String,
@@ -185,7 +185,7 @@ impl RailsBuilder<'_> {
         Ok(())
     }
 
-    /// One device's rail, and the address that peers connect to; a client has none, and shows its peers no memory either.
+    /// Opens the rail of a device; returns it and the address that peers connect to; a client has none, and shows its peers no memory either.
     fn rail(
         &self,
         library: &Arc<Library>,

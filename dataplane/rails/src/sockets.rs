@@ -14,7 +14,7 @@ pub fn worker_socket(folder: &Path, name: &str) -> PathBuf {
 
 /// Removes the socket files of processes that were killed. Files younger than 10 seconds stay: their process may be
 /// between `bind` and `listen`.
-pub fn remove_stale_sockets(folder: &Path, now: SystemTime) {
+pub(crate) fn remove_stale_sockets(folder: &Path, now: SystemTime) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();

@@ -205,7 +205,7 @@ pub(crate) struct DeviceSettings {
     pub(crate) staging: Size,
 }
 
-/// Which transports of a hand-off are used.
+/// Transports of hand-offs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transports {
@@ -227,7 +227,7 @@ pub(crate) struct TransferSettings {
     pub(crate) socket_folder: String,
     /// The socket is `kvasir-NAME.sock` there; empty is a name that no other has.
     pub(crate) socket_name: String,
-    /// How long blocks are kept for a receiver that does not come. 10 ms to 600 s.
+    /// Blocks are kept so long for a receiver that does not come. 10 ms to 600 s.
     pub(crate) lease: Time,
     /// Memory through which blocks go. At least one block, at most 16 TiB.
     pub(crate) capacity: Size,
@@ -237,7 +237,7 @@ pub(crate) struct TransferSettings {
     pub(crate) rows: u64,
     /// The first of this process's attention heads, counted over the whole model.
     pub(crate) first_head: u64,
-    /// How many are its. 1 to 65,535.
+    /// Attention heads of this process. 1 to 65,535.
     pub(crate) heads: u64,
     /// Bytes of one head in one row. 1 B to 4 GiB.
     pub(crate) head_bytes: Size,

@@ -290,7 +290,6 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             rows, head_bytes = 1, layer_bytes
         dtypes = sorted({str(fact[1]) for fact in found.facts if isinstance(fact, tuple)})
-        # What the engine's kernels and its processor make of a cache is not seen in its shape.
         same = [list(found.layers), dtypes, rows, head_bytes, cut.axes, shares.heads]
         facts = handoff_facts(self._vllm_config, same, list(found.layers), self._settings.namespace)
         pieces = {"layers": len(found.layers), "rows": rows, "first_head": own.start, "heads": len(own)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import identity
-from .handoff import Leg, HeadPartition
+from .handoff import HeadPartition, Leg
 from .library import Completion, Ending, Operation, Status, Store, StoreError
 from .messages import Load, Push, Report, Save, Step, Tally
 

@@ -7,7 +7,7 @@ use dataplane_memory::SlotRef;
 use crate::status::{Failure, Status};
 use crate::tensors::{Memory, PagedTensors, PlaneRange};
 
-/// How a block is cut into layers.
+/// The layers of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) layers: u16,

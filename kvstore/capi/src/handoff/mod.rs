@@ -36,7 +36,7 @@ use crate::queue::{Completions, Submitted, Work};
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
 
-/// How a received transfer ended, `kvasir_kv_ending` in C.
+/// The end of a received transfer, `kvasir_kv_ending` in C.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
@@ -52,7 +52,7 @@ pub enum Ending {
     Deadline = 4,
     /// There were too many transfers, no memory for its blocks, or a bad address.
     Refused = 5,
-    /// It was cancelled here.
+    /// Cancelled by this process.
     Cancelled = 6,
 }
 
@@ -99,7 +99,7 @@ pub(crate) type Content = [u8; 16];
 /// Layers of blocks that are computed: they are sent to each process that expects one of the transfers.
 #[derive(Debug)]
 pub(crate) struct Push {
-    /// One for each process that takes a share; at least one.
+    /// A transfer for each process that takes a share; at least one.
     pub(crate) transfers: Vec<TransferId>,
     pub(crate) content: Content,
     /// Number of the first block, counted from the beginning of the prompt.
@@ -112,7 +112,7 @@ pub(crate) struct Push {
 /// Blocks that another process sends.
 #[derive(Debug)]
 pub(crate) struct Expect {
-    /// One transfer for each process that sends a share, and where that is, as its [`Addresses::notation`] has it; at least
+    /// A transfer for each process that sends a share, and its address, as its [`Addresses::notation`] has it; at least
     /// one.
     pub(crate) senders: Vec<(TransferId, String)>,
     pub(crate) content: Content,
@@ -176,12 +176,12 @@ impl HandOffs {
         &self.address
     }
 
-    /// How tensors must be cut into layers.
+    /// The layers that tensors must have.
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// What has been counted so far.
+    /// Counters since the start.
     pub(crate) fn statistics(&self) -> HandOffStatistics {
         let counted = self.counters.snapshot();
         let value =
@@ -350,11 +350,11 @@ impl HandOffs {
         }
     }
 
-    /// One share of what is expected is over; with the last one, all of it.
+    /// Ends one transfer of an expectation; with the last of them the expectation is over.
     fn arrived(self: &Arc<Self>, transfer: TransferId, slots: Vec<SlotRef>, ending: Ending) {
         let mut transfers = lock(&self.transfers);
         let first = transfers.hand_off_of(transfer);
-        // One that was cancelled is over already.
+        // A cancelled expectation is over already.
         let Some(expected) = transfers.expected.get_mut(&first) else { return };
         expected.waiting.retain(|&waiting| waiting != transfer);
         if expected.ending == Ending::Complete {
@@ -415,7 +415,7 @@ impl HandOffs {
         Ok(slots)
     }
 
-    /// One push of this hand-off has been copied, or was not.
+    /// Submits a push that was copied, and those that waited for it; `None` of a push that was not copied.
     fn copied(&self, first: TransferId, number: u64, copied: Option<Copied>) {
         let submitting = lock(&self.submitting);
         let mut transfers = lock(&self.transfers);

@@ -18,7 +18,7 @@ use dataplane_transfer::TransferId;
 use super::{Content, Ending};
 use crate::registry::InUse;
 
-/// What is under way, by the first transfer of each hand-off.
+/// Hand-offs under way, by their first transfer.
 #[derive(Debug, Default)]
 pub(super) struct Transfers {
     pub(super) expected: HashMap<TransferId, Expected>,
@@ -34,7 +34,7 @@ pub(super) struct Expected {
     pub(super) blocks: Vec<u64>,
     /// Transfers that are not over.
     pub(super) waiting: Vec<TransferId>,
-    /// All of them.
+    /// Every transfer of the expectation.
     pub(super) transfers: Vec<TransferId>,
     /// The slots that hold the leading blocks of every finished transfer; `None` until the first finishes.
     pub(super) arrived: Option<Vec<SlotRef>>,
@@ -45,7 +45,7 @@ pub(super) struct Expected {
 #[derive(Debug)]
 pub(super) struct Pushed {
     pub(super) transfers: Vec<TransferId>,
-    /// Those that are wanted, as far as is known.
+    /// Transfers whose receiver has not declined.
     pub(super) wanted: Vec<TransferId>,
     /// The slot of each block.
     pub(super) slots: HashMap<u32, SlotRef>,
@@ -53,7 +53,7 @@ pub(super) struct Pushed {
     pub(super) copying: usize,
     /// Pushes that came so far: the number of the next one.
     pub(super) count: u64,
-    /// Those that are copied and wait for others that came before; `None` of one that was not copied.
+    /// Pushes that wait for earlier ones; `None` of a push that was not copied.
     pub(super) copied: BTreeMap<u64, Option<Copied>>,
     /// The push whose turn it is.
     pub(super) turn: u64,
@@ -112,7 +112,7 @@ impl Pushed {
         Self { transfers, wanted, slots, copying: 0, count: 0, copied, turn: 0, is_ended: false }
     }
 
-    /// One more push; returns its number.
+    /// Counts one more push; returns its number.
     pub(super) fn begin(&mut self) -> u64 {
         self.copying += 1;
         self.count += 1;
@@ -156,7 +156,7 @@ mod tests {
         assert!(end(2, copied(2)).is_empty());
         assert_eq!(end(0, copied(0)), [0]);
         assert!(end(3, copied(3)).is_empty());
-        // One that could not be copied keeps nobody waiting.
+        // A push that could not be copied keeps no other waiting.
         assert_eq!(end(1, None), [2, 3]);
         assert_eq!(pushed.copying, 0);
     }

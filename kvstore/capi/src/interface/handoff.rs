@@ -28,17 +28,17 @@ pub struct HandOff {
     pub operation: u32,
     /// The number of the first block, counted from the beginning of the prompt.
     pub first_block: u32,
-    /// What is handed over as a whole: equal on both sides.
+    /// Name of the hand-off as a whole: equal on both sides.
     pub content: [u8; 16],
     /// The number of registered tensors.
     pub tensors: u64,
     /// Numbers of the blocks in the tensors.
     pub blocks: *const u64,
-    /// How many.
+    /// Number of blocks.
     pub count: usize,
-    /// One between each pair of processes: equal on both sides.
+    /// A transfer between each pair of processes: equal on both sides.
     pub transfers: *const u64,
-    /// How many.
+    /// Number of transfers.
     pub transfer_count: usize,
     /// Of an expectation: the sender of each transfer.
     pub addresses: *const *const c_char,
