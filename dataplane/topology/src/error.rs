@@ -22,6 +22,9 @@ pub enum TopologyError {
         /// What could have been named.
         known: String,
     },
+    /// The place holds no bytes.
+    #[error("'{0}' is no memory; examples: gpu0, 0000:17:00.0, host, host:1")]
+    NoMemory(String),
     /// No description of that node was given.
     #[error("nothing is known of the node '{0}'; give a file with its description")]
     NodeUnknown(String),

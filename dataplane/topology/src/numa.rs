@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::sysfs::Tree;
 
-const NODES: &str = "sys/devices/system/node";
+pub(crate) const NODES: &str = "sys/devices/system/node";
 const NODES_MAX: usize = 64;
 
 /// Nodes nearer than this belong to one socket where the sockets themselves are not known.
@@ -70,15 +70,20 @@ fn memory_total(text: &str) -> Option<u64> {
 fn parse_list(list: &str) -> (Option<u32>, u64) {
     let mut first = None;
     let mut count = 0_u64;
-    for part in list.trim().split(',') {
-        let (low, high) = part.split_once('-').unwrap_or((part, part));
-        let (Ok(low), Ok(high)) = (low.parse::<u32>(), high.parse::<u32>()) else { continue };
-        if low <= high {
-            first = first.or(Some(low));
-            count += u64::from(high - low) + 1;
-        }
+    for (low, high) in ranges(list) {
+        first = first.or(Some(low));
+        count += u64::from(high - low) + 1;
     }
     (first, count)
+}
+
+/// First and last of each range of such a list.
+pub(crate) fn ranges(list: &str) -> impl Iterator<Item = (u32, u32)> + '_ {
+    list.trim().split(',').filter_map(|part| {
+        let (low, high) = part.split_once('-').unwrap_or((part, part));
+        let (low, high) = (low.trim().parse().ok()?, high.trim().parse().ok()?);
+        (low <= high).then_some((low, high))
+    })
 }
 
 /// Whether two nodes share a socket.

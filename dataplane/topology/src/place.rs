@@ -99,6 +99,20 @@ impl Place {
         })
     }
 
+    /// The memory that it names on this node.
+    ///
+    /// # Errors
+    /// When it names another node, or something that is not there, or no memory.
+    pub fn memory(&self, topology: &Topology) -> Result<Memory, TopologyError> {
+        if self.node.is_some() {
+            return Err(TopologyError::StartsElsewhere(self.to_string()));
+        }
+        match self.find(topology)? {
+            Found::Memory(memory) => Ok(memory),
+            Found::Device(_) => Err(TopologyError::NoMemory(self.to_string())),
+        }
+    }
+
     /// Looks a memory up on a described node.
     pub(crate) fn find_remote(&self, node: &NodeDescription) -> Result<Memory, TopologyError> {
         let found = match &self.spot {

@@ -1,8 +1,12 @@
 //! Rails: RDMA ports as candidates for one memory, and the rule that picks among them.
 //!
-//! Picked are the usable ports of the nearest distance class, also those one class further when they are as
-//! fast, and of these the ones with at least half the rate of the fastest. One slow rail would hold up every
-//! transfer that is cut into equal slices; one far rail takes bandwidth that a nearer memory needs.
+//! For host memory: the usable ports of the nearest distance class, also those one class further when they are as fast,
+//! and of these the ones with at least half the rate of the fastest. One slow rail would hold up every transfer that is cut
+//! into equal slices; one far rail takes bandwidth that a nearer memory needs.
+//!
+//! For a GPU: the nearest class only, and where several GPUs are as near to the same ports, each takes its share of them,
+//! in the order of their addresses. On a machine with a NIC beside each GPU every GPU so has a rail of its own, and no
+//! transfer of one waits behind those of another.
 
 use std::net::Ipv6Addr;
 
@@ -173,9 +177,63 @@ pub fn remote_rails(node: &NodeDescription, memory: Memory) -> Vec<Rail> {
     described.map(build).collect()
 }
 
-/// Picks rails, the best first, and says why each other one was left out.
+/// Picks this node's rails for a memory, the best first, and says why each other one was left out.
 #[must_use]
-pub fn select(candidates: Vec<Rail>) -> (Vec<Rail>, Vec<Exclusion>) {
+pub fn select_local(topology: &Topology, memory: Memory) -> (Vec<Rail>, Vec<Exclusion>) {
+    let gpus: Vec<PciAddress> = topology.gpus.iter().map(|gpu| gpu.address).collect();
+    select_among(memory, &gpus, |memory| local_rails(topology, memory))
+}
+
+/// Picks the rails of a described node for a memory of it, as that node does for itself.
+#[must_use]
+pub fn select_remote(node: &NodeDescription, memory: Memory) -> (Vec<Rail>, Vec<Exclusion>) {
+    let gpus: Vec<PciAddress> = node.gpus.iter().map(|gpu| gpu.address).collect();
+    select_among(memory, &gpus, |memory| remote_rails(node, memory))
+}
+
+fn select_among(
+    memory: Memory,
+    gpus: &[PciAddress],
+    candidates: impl Fn(Memory) -> Vec<Rail>,
+) -> (Vec<Rail>, Vec<Exclusion>) {
+    let Memory::Gpu(address) = memory else { return select(candidates(memory), 1) };
+    let nearest = |address| select(candidates(Memory::Gpu(address)), 0);
+    let (picked, mut excluded) = nearest(address);
+    let is_same = |other: &[Rail]| {
+        other.len() == picked.len()
+            && other.iter().all(|rail| picked.iter().any(|ours| ours.name == rail.name))
+    };
+    // Only GPUs that have these ports in the same distance take a share: one that falls back to them has no claim.
+    let is_as_near =
+        |other: &[Rail]| other.first().map(|rail| rail.distance) == picked.first().map(|rail| rail.distance);
+    let sharers: Vec<PciAddress> = gpus
+        .iter()
+        .copied()
+        .filter(|&gpu| {
+            gpu == address || {
+                let (other, _) = nearest(gpu);
+                is_same(&other) && is_as_near(&other)
+            }
+        })
+        .collect();
+    let number = sharers.iter().position(|&gpu| gpu == address).unwrap_or(0);
+    let border = |number: usize| number * picked.len() / sharers.len().max(1);
+    let first = border(number);
+    let share = first..border(number + 1).max(first + 1);
+    let mut own = Vec::new();
+    for (index, rail) in picked.into_iter().enumerate() {
+        if share.contains(&index) {
+            own.push(rail);
+        } else {
+            let reason = "as near, and left to other GPUs that are as near to it".to_owned();
+            excluded.push(Exclusion { rail: rail.name, reason });
+        }
+    }
+    (own, excluded)
+}
+
+/// Picks among candidates those of the nearest class, and of so many classes more when they are as fast.
+fn select(candidates: Vec<Rail>, classes_more: usize) -> (Vec<Rail>, Vec<Exclusion>) {
     let mut excluded = Vec::new();
     let hardware = candidates.iter().any(|rail| rail.unusable().is_none() && !rail.software);
     let usable = keep(candidates, &mut excluded, |rail| match rail.unusable() {
@@ -186,21 +244,20 @@ pub fn select(candidates: Vec<Rail>) -> (Vec<Rail>, Vec<Exclusion>) {
     let rank = |rail: &Rail| rail.distance.map_or(Distance::ALL.len(), |distance| distance as usize);
     let rate = |rail: &Rail| rail.rate_gbit_s.unwrap_or(0.0);
     let Some(nearest) = usable.iter().map(rank).min() else { return (Vec::new(), excluded) };
-    let fastest = |rails: &[Rail], class: usize| {
-        rails.iter().filter(|rail| rank(rail) <= class).map(rate).fold(0.0, f64::max)
-    };
-    let fastest_near = fastest(&usable, nearest);
+    let fastest_near = usable.iter().filter(|rail| rank(rail) <= nearest).map(rate).fold(0.0, f64::max);
     let near = keep(usable, &mut excluded, |rail| {
         let far = rail.distance.map_or("unknown", Distance::name);
         let near = Distance::ALL.get(nearest).map_or("unknown", |distance| distance.name());
         match rank(rail) - nearest {
             0 => Ok(()),
-            1 if rate(rail) == fastest_near => Ok(()),
-            1 => Err(format!("{far}, and not as fast as the nearer ones ({near})")),
+            more if more <= classes_more && rate(rail) == fastest_near => Ok(()),
+            more if more <= classes_more => {
+                Err(format!("{far}, and not as fast as the nearer ones ({near})"))
+            }
             _ => Err(format!("{far}: further than others ({near})")),
         }
     });
-    let top = fastest(&near, usize::MAX);
+    let top = near.iter().map(rate).fold(0.0, f64::max);
     let mut picked = keep(near, &mut excluded, |rail| {
         if rate(rail) * 2.0 >= top {
             return Ok(());

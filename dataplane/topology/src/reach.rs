@@ -4,7 +4,7 @@ use crate::bandwidth::{least, show_gb_s, tcp_gb_s};
 use crate::description::NodeDescription;
 use crate::network::Interface;
 use crate::path::{Alternative, Pair, Request, Transport};
-use crate::rail::{Exclusion, Rail, local_rails, remote_rails, select};
+use crate::rail::{Exclusion, Rail, select_local, select_remote};
 use crate::topology::{Memory, Topology};
 
 pub(crate) fn same_host(here: &NodeDescription, remote: &NodeDescription) -> bool {
@@ -70,8 +70,8 @@ pub(crate) fn rdma(
 ) -> Rdma {
     let (source, source_staged, source_link) = reachable(here, request.source);
     let (target, target_staged, target_link) = reachable(remote, request.target);
-    let (ours, mut excluded) = select(local_rails(local, source));
-    let (theirs, _) = select(remote_rails(remote, target));
+    let (ours, mut excluded) = select_local(local, source);
+    let (theirs, _) = select_remote(remote, target);
     let refused = if !request.transports.rdma {
         Some("turned off in the configuration".to_owned())
     } else if local.rdma.is_empty() {

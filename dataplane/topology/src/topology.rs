@@ -6,6 +6,7 @@ use crate::host::{self, GpuDirect, Host};
 use crate::network::{self, Interface};
 use crate::numa::{self, NumaNode};
 use crate::pci::{self, PciAddress, PciDevice, ancestry};
+use crate::process::{self, Process};
 use crate::rdma::{self, RdmaDevice};
 use crate::sysfs::Tree;
 
@@ -71,6 +72,8 @@ pub struct Topology {
     pub nvme: Vec<Nvme>,
     /// NUMA nodes, by number.
     pub numa: Vec<NumaNode>,
+    /// What the kernel says of this process.
+    pub process: Process,
 }
 
 impl Topology {
@@ -79,13 +82,15 @@ impl Topology {
     pub fn read(root: &Path) -> Self {
         let tree = Tree::new(root);
         let pci = pci::read_all(&tree);
+        let numa = numa::read_all(&tree);
         Self {
             host: host::read(&tree),
             gpus: pci.iter().filter_map(gpu).collect(),
             rdma: rdma::read_all(&tree),
             interfaces: network::read_all(&tree),
             nvme: read_nvme(&tree),
-            numa: numa::read_all(&tree),
+            process: process::read(&tree, &numa),
+            numa,
             pci,
         }
     }

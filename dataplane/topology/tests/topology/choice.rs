@@ -1,10 +1,12 @@
 //! Which path is chosen between fixtures, and with what reasons.
 
+use dataplane_topology::render::explain;
 use dataplane_topology::{
-    Decision, Memory, Needs, NodeDescription, Request, Topology, Transport, Transports, choose,
+    Decision, Memory, Needs, NodeDescription, Request, Topology, Transport, Transports, choose, select_local,
+    select_remote,
 };
 
-use crate::fixtures::{dgx, plain_vm, soft_roce, two_rails, wrong_socket};
+use crate::fixtures::{Machine, dgx, infiniband, plain_vm, soft_roce, two_rails, wrong_socket};
 
 fn describe(topology: &Topology, name: &str) -> NodeDescription {
     let mut description = NodeDescription::of(topology, vec!["10.0.0.9:7001".to_owned()]);
@@ -28,20 +30,20 @@ fn names(decision: &Decision) -> Vec<String> {
 const HOST: Memory = Memory::Host { numa: None };
 
 #[test]
-fn a_gpu_gets_the_rails_beside_it() {
+fn a_gpu_gets_the_rail_beside_it() {
     let here = dgx("a").read();
     let there = describe(&dgx("b").read(), "node2");
     let decision =
         decide(&here, &there, Memory::Gpu(here.gpus[0].address), Memory::Gpu(here.gpus[6].address));
     assert_eq!(decision.transport, Some(Transport::Rdma));
-    assert_eq!(names(&decision), ["mlx5_0:1>mlx5_6:1", "mlx5_1:1>mlx5_7:1"]);
+    assert_eq!(names(&decision), ["mlx5_0:1>mlx5_6:1"]);
     assert!(!decision.staged);
-    // Two rails of 49.7 GB/s, but one GPU link of 63.0.
-    assert_eq!(decision.limited_by, "the GPU's PCIe link");
-    assert!((decision.expected_gb_s.expect("known") - 63.0).abs() < 0.1, "{:?}", decision.expected_gb_s);
+    // A rail of 49.7 GB/s and a GPU link of 63.0.
+    assert_eq!(decision.limited_by, "the rails");
+    assert!((decision.expected_gb_s.expect("known") - 49.68).abs() < 0.1, "{:?}", decision.expected_gb_s);
     assert_eq!(decision.warnings, []);
     let excluded: Vec<&str> = decision.excluded.iter().map(|exclusion| exclusion.rail.as_str()).collect();
-    assert_eq!(excluded.len(), 8, "{excluded:?}");
+    assert_eq!(excluded.len(), 9, "{excluded:?}");
     let reason = |rail: &str| {
         decision
             .excluded
@@ -49,8 +51,121 @@ fn a_gpu_gets_the_rails_beside_it() {
             .find(|exclusion| exclusion.rail == rail)
             .map(|exclusion| exclusion.reason.as_str())
     };
+    assert_eq!(reason("mlx5_1:1"), Some("PXB: further than others (PIX)"));
     assert_eq!(reason("mlx5_4:1"), Some("SYS: further than others (PIX)"));
     assert_eq!(reason("mlx5_8:1"), Some("PHB: further than others (PIX)"));
+}
+
+fn rails_of(topology: &Topology, gpu: usize) -> Vec<String> {
+    let (rails, _) = select_local(topology, Memory::Gpu(topology.gpus[gpu].address));
+    rails.into_iter().map(|rail| rail.name).collect()
+}
+
+#[test]
+fn each_gpu_of_a_dgx_has_a_rail_of_its_own() {
+    let topology = dgx("a").read();
+    assert_eq!(topology.gpus.len(), 8);
+    for gpu in 0..8 {
+        assert_eq!(rails_of(&topology, gpu), [format!("mlx5_{gpu}:1")]);
+        // The node that another sees gives the same.
+        let described = describe(&topology, "a");
+        let (rails, _) = select_remote(&described, Memory::Gpu(topology.gpus[gpu].address));
+        assert_eq!(
+            rails.iter().map(|rail| rail.name.as_str()).collect::<Vec<_>>(),
+            [format!("mlx5_{gpu}:1")]
+        );
+    }
+}
+
+#[test]
+fn with_a_dead_nic_a_gpu_takes_the_next_nearest_and_nobody_elses_changes() {
+    let machine = dgx("a");
+    machine.file("sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN\n");
+    let topology = machine.read();
+    assert_eq!(rails_of(&topology, 0), ["mlx5_1:1"], "over the next switch of its host bridge");
+    for gpu in 1..8 {
+        assert_eq!(rails_of(&topology, gpu), [format!("mlx5_{gpu}:1")]);
+    }
+    let transports = Transports { shared_memory: false, ..Transports::default() };
+    let (from, to) = ("gpu0".parse().expect("a place"), "node2:gpu3".parse().expect("a place"));
+    let there = describe(&dgx("b").read(), "node2");
+    let explained =
+        explain(&topology, &[there], &from, &to, transports, Needs::default()).expect("both are there");
+    let expected = [
+        "rail mlx5_1:1 PXB 49.7 GB/s → mlx5_3:1 PIX",
+        "not used mlx5_0:1: the port is not active",
+        "not used mlx5_4:1: SYS: further than others (PXB)",
+    ];
+    for line in expected {
+        assert!(explained.text.contains(line), "no {line:?} in {}", explained.text);
+    }
+}
+
+#[test]
+fn gpus_beside_the_same_nics_share_them() {
+    // Both GPUs of a switch get a second NIC there, as on machines with two NICs for two GPUs under one switch.
+    let machine = Machine::empty();
+    machine.host("shared");
+    machine.numa(1);
+    let port = machine.bridge("pci0000:10", "0000:10:01.0", 0);
+    let switch = machine.bridge(&port, "0000:11:00.0", 0);
+    for (slot, device) in ["0000:20:00.0", "0000:21:00.0", "0000:22:00.0"].into_iter().enumerate() {
+        let lower = machine.bridge(&switch, &format!("0000:12:0{slot}.0"), 0);
+        let nic = machine.nic(&lower, device, 0);
+        infiniband(&machine, &format!("mlx5_{slot}"), &format!("ib{slot}"), &nic, slot as u32);
+    }
+    for (slot, device) in ["0000:30:00.0", "0000:31:00.0"].into_iter().enumerate() {
+        let lower = machine.bridge(&switch, &format!("0000:12:1{slot}.0"), 0);
+        machine.gpu(&lower, device, 0);
+    }
+    let topology = machine.read();
+    assert_eq!(rails_of(&topology, 0), ["mlx5_0:1"]);
+    assert_eq!(rails_of(&topology, 1), ["mlx5_1:1", "mlx5_2:1"]);
+    let (_, excluded) = select_local(&topology, Memory::Gpu(topology.gpus[0].address));
+    assert!(excluded.iter().all(|exclusion| exclusion.reason.contains("left to other GPUs")), "{excluded:?}");
+}
+
+#[test]
+fn a_process_works_beside_its_gpu_or_its_processors() {
+    let machine = dgx("a");
+    let limited = |list: &str| {
+        let status = format!("Name:\tx\nCapEff:\t0000000000000000\nCpus_allowed_list:\t{list}\n");
+        machine.file("proc/self/status", status);
+        machine.read()
+    };
+    for (processors, numa) in [("0-111", None), ("56-60", Some(1)), ("0-3,8", Some(0)), ("", None)] {
+        assert_eq!(limited(processors).memory_of_process(None), Memory::Host { numa }, "{processors}");
+    }
+    let topology = limited("0-111");
+    let gpu = |number: usize| Memory::Gpu(topology.gpus[number].address);
+    for (variable, memory) in [
+        (Some("3"), gpu(3)),
+        (Some("5,6"), gpu(5)),
+        (Some("8"), Memory::Host { numa: None }),
+        (Some(""), Memory::Host { numa: None }),
+        (Some("-1"), Memory::Host { numa: None }),
+        (Some("GPU-aa"), Memory::Host { numa: None }),
+    ] {
+        assert_eq!(topology.memory_of_process(variable), memory, "{variable:?}");
+    }
+    // A container that is shown two of them, and then one.
+    let show = |number: usize| {
+        let address = topology.gpus[number].address.to_string();
+        let text = format!("Model: \t NVIDIA H100\nGPU UUID: \t GPU-aaaa-{number}\n");
+        machine.file(&format!("proc/driver/nvidia/gpus/{address}/information"), text);
+    };
+    show(6);
+    assert_eq!(machine.read().memory_of_process(None), gpu(6), "the only one");
+    show(2);
+    let topology = machine.read();
+    for (variable, memory) in [
+        (None, Memory::Host { numa: None }),
+        (Some("0"), gpu(2)),
+        (Some("1"), gpu(6)),
+        (Some("GPU-aaaa-6"), gpu(6)),
+    ] {
+        assert_eq!(topology.memory_of_process(variable), memory, "{variable:?}");
+    }
 }
 
 #[test]

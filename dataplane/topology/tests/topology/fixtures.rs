@@ -166,7 +166,7 @@ impl Machine {
         below
     }
 
-    fn bridge(&self, parent: &str, address: &str, numa: i32) -> String {
+    pub(crate) fn bridge(&self, parent: &str, address: &str, numa: i32) -> String {
         let (class, vendor, device) = ("0x060400", "0x1000", "0xc030");
         self.pci(&Pci { parent, address, class, vendor, device, numa, speed: "32.0 GT/s PCIe", lanes: 16 })
     }
@@ -254,7 +254,7 @@ pub(crate) fn dgx(boot_id: &str) -> Machine {
     machine
 }
 
-fn infiniband(machine: &Machine, name: &str, interface: &str, device: &str, number: u32) {
+pub(crate) fn infiniband(machine: &Machine, name: &str, interface: &str, device: &str, number: u32) {
     let gid = format!("fe80:0000:0000:0000:b83f:d203:00ab:{number:04x}");
     let (layer, rate, board) = ("InfiniBand", "400 Gb/sec (4X NDR)", "MT_0000000838");
     machine.port(&Port { name, device, layer, rate, gids: &[(&gid, "IB/RoCE v1")], board, interface });

@@ -1,0 +1,79 @@
+//! Which memory of the node this process works beside: that of its GPU, or host memory of its NUMA node.
+//!
+//! Sources: `/proc/driver/nvidia/gpus/ADDRESS/information`, which a container sees for its own GPUs only;
+//! `Cpus_allowed_list` of `/proc/self/status`; `CUDA_VISIBLE_DEVICES` as the CUDA C++ Programming Guide, "Environment
+//! Variables", describes it.
+
+use crate::numa::{NODES, NumaNode, ranges};
+use crate::pci::PciAddress;
+use crate::sysfs::Tree;
+use crate::topology::{Memory, Topology};
+
+const GPUS: &str = "proc/driver/nvidia/gpus";
+const GPUS_MAX: usize = 64;
+
+/// What the kernel says of this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// GPUs that the driver shows it, by address, each with its UUID if that is known.
+    pub gpus: Vec<(PciAddress, Option<String>)>,
+    /// The NUMA node of all processors that it may run on, if they are of one.
+    pub numa_node: Option<u32>,
+}
+
+pub(crate) fn read(tree: &Tree, nodes: &[NumaNode]) -> Process {
+    let gpu = |name: String| {
+        let address = name.parse().ok()?;
+        let text = tree.text(&format!("{GPUS}/{name}/information")).unwrap_or_default();
+        let uuid =
+            text.lines().find_map(|line| line.strip_prefix("GPU UUID:")).map(|uuid| uuid.trim().to_owned());
+        Some((address, uuid))
+    };
+    let mut gpus: Vec<_> = tree.names(GPUS).into_iter().take(GPUS_MAX).filter_map(gpu).collect();
+    gpus.sort();
+    Process { gpus, numa_node: numa_node(tree, nodes) }
+}
+
+fn numa_node(tree: &Tree, nodes: &[NumaNode]) -> Option<u32> {
+    let status = tree.text("proc/self/status")?;
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let allowed: Vec<(u32, u32)> = ranges(allowed).collect();
+    let has_some = |node: &&NumaNode| {
+        let list = tree.text(&format!("{NODES}/node{}/cpulist", node.number)).unwrap_or_default();
+        ranges(&list).any(|(low, high)| allowed.iter().any(|&(from, to)| from <= high && low <= to))
+    };
+    let mut nodes = nodes.iter().filter(has_some);
+    let node = nodes.next()?;
+    nodes.next().is_none().then_some(node.number)
+}
+
+impl Topology {
+    /// The memory that this process works beside: of its only GPU, or of the first that `cuda_visible_devices` names; else
+    /// host memory of its NUMA node, or of any when it may run on several.
+    #[must_use]
+    pub fn memory_of_process(&self, cuda_visible_devices: Option<&str>) -> Memory {
+        let is_there = |address: &PciAddress| self.gpu(*address).is_some();
+        let shown: Vec<(PciAddress, Option<&str>)> = if self.process.gpus.is_empty() {
+            self.gpus.iter().map(|gpu| (gpu.address, None)).collect()
+        } else {
+            self.process.gpus.iter().map(|(address, uuid)| (*address, uuid.as_deref())).collect()
+        };
+        let gpu = match cuda_visible_devices.map(|list| list.split(',').next().unwrap_or("").trim()) {
+            Some(name) if name.starts_with("GPU-") => {
+                let is_it = |uuid: &str| uuid.starts_with(name);
+                shown.iter().find(|(_, uuid)| uuid.is_some_and(is_it)).map(|(address, _)| *address)
+            }
+            Some(name) => {
+                name.parse().ok().and_then(|number: usize| shown.get(number)).map(|(address, _)| *address)
+            }
+            None => match shown[..] {
+                [(only, _)] => Some(only),
+                _ => None,
+            },
+        };
+        match gpu.filter(is_there) {
+            Some(address) => Memory::Gpu(address),
+            None => Memory::Host { numa: self.process.numa_node },
+        }
+    }
+}
