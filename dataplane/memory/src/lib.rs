@@ -3,13 +3,14 @@
 //! * [`Slab`]: one shared-memory mapping, made once at start-up, cut into equal slots. A peer process can
 //!   attach the same slab, and a NIC can register it, so bytes need no second home.
 //! * [`SlotPool`] and [`SlotRef`]: who uses which slot. A slot goes back to the free list when its last
-//!   reference is dropped, and its generation is advanced first, so every stale name of it is detectable.
+//!   reference is dropped, and gets another generation first, so every stale name of it is detectable. Generations cannot
+//!   be guessed: whoever names a slot has been told of it, and the end of a [`SlotGrant`] takes that back.
 //! * [`DeviceMemory`]: what the slots of a slab may lie in instead, and [`Copier`], which copies between slots
 //!   wherever they lie. [`Checksummer`] has a device sum what lies in its memory.
 //! * [`LeaseTable`]: references held on behalf of somebody else (a peer), with an owner and an expiry.
 //!
 //! Invariants: a slot is never handed out while a reference to it exists (work requests in flight hold one);
-//! a generation only grows; everything here has a fixed capacity. Acquiring and releasing a slot is
+//! everything here has a fixed capacity. Acquiring and releasing a slot is
 //! lock-free and allocates nothing. This crate knows nothing of tokens, hashes, models or transports.
 
 mod checksummer;
@@ -27,5 +28,5 @@ pub use copier::{Copier, CopyDone, CopyRefused, HostCopier, SlotCopy};
 pub use device::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 pub use error::MemoryError;
 pub use lease::{Lease, LeaseFull, LeaseTable};
-pub use pool::{SlotPool, SlotRef};
+pub use pool::{SlotGrant, SlotPool, SlotRef};
 pub use slab::{PageSize, Slab, SlabLayout};

@@ -2,7 +2,7 @@
 //!
 //! A [`SlotRef`] is a counted reference: while one exists, the slot cannot be handed out again. The prefix
 //! cache, the block tables of running sequences and the work requests in flight each hold their own, so
-//! "no reuse under a reader" needs no further bookkeeping. Dropping the last reference advances the slot's
+//! "no reuse under a reader" needs no further bookkeeping. Dropping the last reference changes the slot's
 //! generation *before* the slot reaches the free list; a name made earlier is therefore stale by the time
 //! anybody else can write the slot.
 //!
@@ -27,6 +27,10 @@ pub struct SlotPool {
     /// Slots without a reference. Its capacity is the slot count, so a push cannot fail.
     free: ArrayQueue<u32>,
     references: Box<[AtomicU32]>,
+    /// How often each slot was freed, wrapping.
+    uses: Box<[AtomicU32]>,
+    /// Grants of each slot.
+    grants: Box<[AtomicU32]>,
 }
 
 impl SlotPool {
@@ -39,7 +43,8 @@ impl SlotPool {
             let pushed = free.push(slot);
             assert!(pushed.is_ok(), "the free list holds every slot");
         }
-        Arc::new(Self { slab, free, references: (0..count).map(|_| AtomicU32::new(0)).collect() })
+        let zeros = || (0..count).map(|_| AtomicU32::new(0)).collect();
+        Arc::new(Self { slab, free, references: zeros(), uses: zeros(), grants: zeros() })
     }
 
     /// The memory behind the slots.
@@ -55,6 +60,12 @@ impl SlotPool {
         let before = self.references[slot as usize].swap(1, Ordering::Relaxed);
         assert_eq!(before, 0, "slot {slot} was free and referenced");
         Some(SlotRef { pool: ManuallyDrop::new(Arc::clone(self)), slot })
+    }
+
+    /// A number of the slot's present use: another one once all references of today are gone.
+    #[must_use]
+    pub fn use_number(&self, slot: u32) -> u32 {
+        self.uses[slot as usize].load(Ordering::Acquire)
     }
 
     /// Number of slots that nobody uses.
@@ -92,11 +103,19 @@ impl SlotRef {
         self.slot
     }
 
-    /// The slot's generation: constant while this reference lives.
+    /// The slot's generation: constant while this reference lives and no [`SlotGrant`] of the slot ends.
     #[must_use]
     #[inline]
     pub fn generation(&self) -> u32 {
         self.pool.slab.generation(self.slot)
+    }
+
+    /// Lets a peer know the slot's name, until the grant ends.
+    #[must_use]
+    pub fn grant(&self) -> SlotGrant {
+        // Relaxed: a grant is counted before its name is told, by the thread that tells it.
+        self.pool.grants[self.slot as usize].fetch_add(1, Ordering::Relaxed);
+        SlotGrant(self.clone())
     }
 
     /// The pool it goes back to.
@@ -116,6 +135,32 @@ impl SlotRef {
     #[must_use]
     pub fn reference_count(&self) -> u32 {
         self.pool.references[self.slot as usize].load(Ordering::Relaxed)
+    }
+}
+
+/// A peer was told the name of a slot: until the grant ends it may write there, or read.
+///
+/// The end of the last grant of a slot makes its name stale, while the slot stays in use: where a fabric checks names, peers
+/// can neither write nor read it from then on. Several peers may hold grants of one slot at a time, as senders of different
+/// heads of a block do; the name is good until the last of them ends.
+#[derive(Debug)]
+pub struct SlotGrant(SlotRef);
+
+impl SlotGrant {
+    /// Ends the grant and gives back the slot.
+    #[must_use]
+    pub fn end(self) -> SlotRef {
+        self.0.clone()
+    }
+}
+
+impl Drop for SlotGrant {
+    fn drop(&mut self) {
+        let SlotRef { pool, slot } = &self.0;
+        // AcqRel: of grants that end on two threads the last changes the name after everything that the other had seen.
+        if pool.grants[*slot as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+            pool.slab.change_generation(*slot);
+        }
     }
 }
 
@@ -146,7 +191,10 @@ impl Drop for SlotRef {
 impl SlotRef {
     /// The last reference goes.
     fn free(&mut self) {
-        self.pool.slab.advance_generation(self.slot);
+        self.pool.slab.change_generation(self.slot);
+        let uses = &self.pool.uses[self.slot as usize];
+        // One thread frees a slot at a time, so load and store need not be one step.
+        uses.store(uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         let pushed = self.pool.free.push(self.slot);
         debug_assert!(pushed.is_ok(), "slot {} freed twice", self.slot);
         // SAFETY: the count of references was 1 and is 0 now, so nobody else shares this count of the pool, and
@@ -176,7 +224,26 @@ mod tests {
         drop(second);
         assert_eq!(pool.free_count(), 1);
         let again = pool.acquire().expect("free again");
-        assert_eq!(again.generation(), generation + 1);
+        assert_ne!(again.generation(), generation);
+    }
+
+    #[test]
+    fn a_name_is_good_until_its_last_grant_ends() {
+        let pool = pool(2);
+        let (slot, other) = (pool.acquire().expect("a slot"), pool.acquire().expect("a slot"));
+        let (name, others, used) = (slot.generation(), other.generation(), pool.use_number(slot.slot()));
+        assert_ne!(name, others, "what is told of one slot says nothing of another");
+        let (first, second) = (slot.grant(), slot.grant());
+        drop(first);
+        assert_eq!(slot.generation(), name);
+        let number = slot.slot();
+        drop(slot);
+        let slot = second.end();
+        assert_ne!(slot.generation(), name);
+        assert_eq!((slot.slot(), other.generation(), pool.use_number(number)), (number, others, used));
+        assert_eq!(slot.reference_count(), 1);
+        drop(slot);
+        assert_ne!(pool.use_number(number), used);
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! against the number of slots that the CPU can reach, which is all of them or none.
 
 mod bytes;
+mod generations;
 mod layout;
 mod mapping;
 #[cfg(test)]
@@ -27,6 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::DeviceMemory;
+use generations::Generations;
 use layout::HEADER_BYTES;
 pub use layout::{PageSize, SlabLayout};
 
@@ -44,6 +46,7 @@ pub struct Slab {
     memory: OwnedFd,
     huge_pages: bool,
     device: Option<Arc<dyn DeviceMemory>>,
+    generations: Generations,
 }
 
 // SAFETY: the mapping belongs to this value until it is dropped, and every access goes through atomics or
@@ -125,9 +128,12 @@ impl Slab {
         self.generation_cell(slot).load(Ordering::Acquire)
     }
 
-    /// Makes every name of the slot so far stale. Pairs with the acquire in `generation`.
-    pub(crate) fn advance_generation(&self, slot: u32) {
-        self.generation_cell(slot).fetch_add(1, Ordering::Release);
+    /// Makes every name of the slot so far stale. Pairs with the acquire in `generation`. Only the owner of the slab does so,
+    /// and for each slot one thread at a time.
+    pub(crate) fn change_generation(&self, slot: u32) {
+        let cell = self.generation_cell(slot);
+        let (old, drawn) = (cell.load(Ordering::Relaxed), self.generations.draw());
+        cell.store(if drawn == old { drawn.wrapping_add(1) } else { drawn }, Ordering::Release);
     }
 
     /// Address of `len` bytes at `offset` of `slot`; panics when they are not inside the slot, or lie in a device's

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use dataplane_fabric::PeerId;
-use dataplane_memory::SlotRef;
+use dataplane_memory::{SlotGrant, SlotRef};
 
 use crate::budget::Budget;
 use crate::checksum::{RunningChecksum, SlotRows};
@@ -45,6 +45,8 @@ pub(crate) struct Inbound {
     pub(crate) content: [u8; 16],
     pub(crate) first_block: u32,
     pub(crate) slots: Vec<SlotRef>,
+    /// Per block: that the sender may write it. Empty until it is told of the slots.
+    grants: Vec<Option<SlotGrant>>,
     pub(crate) deadline: Instant,
     pub(crate) corrupted: bool,
     /// Tells the device's sums of its slots from others; `None`: the processor takes them.
@@ -104,6 +106,7 @@ impl Inbound {
             content,
             first_block,
             slots,
+            grants: Vec::new(),
             deadline,
             corrupted: false,
             number: None,
@@ -121,9 +124,15 @@ impl Inbound {
         }
     }
 
-    /// The sender has said what it holds: its slots can be asked for.
+    /// The sender has said what it holds: it is told of the slots, and may write them.
     pub(crate) fn reserve(&mut self, terms: Terms) {
         self.terms = Some(terms);
+        self.grants = self.slots.iter().map(|slot| Some(slot.grant())).collect();
+    }
+
+    /// What the sender may still write.
+    pub(crate) fn take_grants(&mut self) -> Vec<SlotGrant> {
+        std::mem::take(&mut self.grants).into_iter().flatten().collect()
     }
 
     /// Whether the sender has been told of the slots.
@@ -200,6 +209,9 @@ impl Inbound {
             if *started == first_layer {
                 *started += layers;
                 let slot = self.slots[block].clone();
+                if *started == self.layers {
+                    self.grants[block] = None;
+                }
                 let block = block as u32;
                 let purpose = Purpose::Verify { transfer, number, block, layers, expected };
                 landing.wanted.push(Wanted { purpose, slot, offset, len });
@@ -237,6 +249,11 @@ impl Inbound {
                         return failures;
                     }
                     let slot = &self.slots[block];
+                    if first_layer + layers == self.layers {
+                        // The sender has nothing left to write: where the fabric checks names, nothing that comes later
+                        // changes what is verified now.
+                        self.grants[block] = None;
+                    }
                     let row = terms.cut.row_here();
                     let piece = SlotRows { slab: slot.slab(), slot: slot.slot(), offset, len, row };
                     let Some(sum) = self.running_checksum.advance(terms.checksum, &piece, budget) else {

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::{Completion, Event, Fabric, PeerId};
-use dataplane_memory::{DeviceError, Lease, LeaseTable, SlotRef};
+use dataplane_memory::{DeviceError, Lease, LeaseTable, SlotGrant, SlotRef};
 
 use crate::budget::Budget;
 use crate::config::Limits;
@@ -40,6 +40,14 @@ const ACKNOWLEDGE_WITHIN: Duration = Duration::from_secs(5);
 const GREET_WITHIN: Duration = Duration::from_secs(10);
 /// Far enough in the future that a peer is given up once.
 const GIVEN_UP: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What a peer may still write, until it says that it does not.
+struct Quarantined {
+    slots: Vec<SlotRef>,
+    /// Ended with it.
+    _granted: Vec<SlotGrant>,
+    since: Instant,
+}
 
 /// Transfers of one node over one fabric.
 pub struct TransferNode<F> {
@@ -77,7 +85,7 @@ pub struct TransferNode<F> {
     /// be on its way, and must not start them anew.
     cancelled: HashMap<TransferId, Instant>,
     /// Slots that a peer was told of and may still write to.
-    quarantine: HashMap<(PeerId, TransferId), (Vec<SlotRef>, Instant)>,
+    quarantine: HashMap<(PeerId, TransferId), Quarantined>,
     /// What a device sums, when there is one that does.
     summing: Option<Summing>,
     /// Outbound transfers with sums that were not asked for, first come first: at most as many as there are transfers.
@@ -186,7 +194,7 @@ impl<F: Fabric> TransferNode<F> {
     pub fn next_deadline(&self) -> Option<Instant> {
         let inbound = self.inbound.values().map(|inbound| inbound.deadline).min();
         let forget = self.cancelled.values().copied().min();
-        let unanswered = self.quarantine.values().map(|(_, since)| *since + ACKNOWLEDGE_WITHIN).min();
+        let unanswered = self.quarantine.values().map(|held| held.since + ACKNOWLEDGE_WITHIN).min();
         let greetings = self.peers.values().filter_map(Peer::greeting_deadline).min();
         let moves = self.mover.next_deadline();
         let (fabric, leases) = (self.fabric.next_deadline(), self.outbound.next_expiry());
@@ -377,7 +385,7 @@ impl<F: Fabric> TransferNode<F> {
         let mute: BTreeSet<PeerId> = self
             .quarantine
             .iter()
-            .filter(|(_, (_, since))| *since + ACKNOWLEDGE_WITHIN <= now)
+            .filter(|(_, held)| held.since + ACKNOWLEDGE_WITHIN <= now)
             .map(|((peer, _), _)| *peer)
             .collect();
         let stuck = self.mover.expire(now);
@@ -399,7 +407,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     fn publish_levels(&self) {
-        let quarantined = self.quarantine.values().map(|(slots, _)| slots.len()).sum::<usize>() as u64;
+        let quarantined = self.quarantine.values().map(|held| held.slots.len()).sum::<usize>() as u64;
         self.counters.quarantined_slots.store(quarantined, Ordering::Relaxed);
         let open = (self.inbound.len() + self.outbound.len() + self.mover.len()) as u64;
         self.counters.transfers_open.store(open, Ordering::Relaxed);

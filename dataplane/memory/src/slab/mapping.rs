@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::Slab;
+use super::generations::Generations;
 use super::layout::{HEADER_BYTES, PAGE_BYTES, PageSize, SlabLayout, SlotsPlace, header, layout_of};
 use crate::{DeviceMemory, MemoryError};
 
@@ -80,6 +81,7 @@ impl Slab {
             memory,
             huge_pages,
             device: None,
+            generations: Generations::default(),
         })
     }
 
@@ -110,6 +112,7 @@ impl Slab {
             memory,
             huge_pages: false,
             device: None,
+            generations: Generations::default(),
         };
         slab.layout = slab.read_header()?;
         slab.slots_offset = slab.layout.slots_offset();
@@ -136,10 +139,12 @@ impl Slab {
         })
     }
 
+    /// Writes the header, and gives each slot its first generation.
     fn write_header(&self, place: SlotsPlace) {
         let header = header(self.layout, place);
         // SAFETY: the mapping is at least one page and nobody else has its descriptor yet.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.base.as_ptr(), HEADER_BYTES) };
+        (0..self.layout.slot_count).for_each(|slot| self.change_generation(slot));
     }
 
     fn read_header(&self) -> Result<SlabLayout, MemoryError> {

@@ -179,7 +179,7 @@ impl<F: Fabric> TransferNode<F> {
         }
         let now = self.now;
         let own = self.quarantine.iter_mut().filter(|((owner, _), _)| *owner == peer);
-        own.for_each(|(_, (_, since))| *since = now + GIVEN_UP);
+        own.for_each(|(_, held)| held.since = now + GIVEN_UP);
         self.fabric.disconnect(peer);
     }
 

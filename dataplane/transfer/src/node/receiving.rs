@@ -4,7 +4,7 @@ use dataplane_fabric::{Fabric, PeerId};
 use dataplane_memory::SlotRef;
 
 use super::peers::OUTBOX_MAX;
-use super::{Notice, Outcome, TransferId, TransferNode};
+use super::{Notice, Outcome, Quarantined, TransferId, TransferNode};
 use crate::budget::Budget;
 use crate::config::BLOCKS_MAX;
 use crate::inbound::{Inbound, Landing};
@@ -104,11 +104,13 @@ impl<F: Fabric> TransferNode<F> {
         self.verifying.retain(|&verifying| verifying != transfer);
         self.forget_sums(inbound.number);
         let writes_over = writes_over || inbound.ending.is_some();
+        let granted = inbound.take_grants();
         let unverified = inbound.slots.split_off(inbound.verified_blocks);
         let peer = inbound.peer;
         if !writes_over {
             if inbound.is_reserved() && !unverified.is_empty() {
-                self.quarantine.insert((peer, transfer), (unverified, self.now));
+                let quarantined = Quarantined { slots: unverified, _granted: granted, since: self.now };
+                self.quarantine.insert((peer, transfer), quarantined);
             }
             self.send(peer, Message::Cancel { transfer });
         }

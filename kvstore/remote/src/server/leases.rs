@@ -128,7 +128,7 @@ impl<F: Fabric> PoolServer<F> {
                 .flatten()
                 .map(|block| {
                     self.pending.remove(&block.offer.identity);
-                    block.slot
+                    block.granted.end()
                 })
                 .collect(),
         }

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use dataplane_fabric::{Fabric, PeerId};
-use dataplane_memory::SlotRef;
+use dataplane_memory::{SlotGrant, SlotRef};
 use kvstore_block::BlockIdentity;
 
 use super::PoolServer;
@@ -18,7 +18,8 @@ use crate::wire::{Grant, Message, Offer};
 #[derive(Debug)]
 pub(super) struct Reserved {
     pub(super) offer: Offer,
-    pub(super) slot: SlotRef,
+    /// The client may write the slot.
+    pub(super) granted: SlotGrant,
 }
 
 /// A commit whose blocks are being verified.
@@ -99,7 +100,7 @@ impl<F: Fabric> PoolServer<F> {
         add(&self.counters.reserved_blocks, 1);
         self.pending.insert(offer.identity);
         let grant = Grant::Slot { slot: slot.slot(), generation: slot.generation() };
-        (grant, Some(Reserved { offer, slot }))
+        (grant, Some(Reserved { offer, granted: slot.grant() }))
     }
 
     /// A free slot, at the cost of the least recently used block that nobody holds.
@@ -121,7 +122,7 @@ impl<F: Fabric> PoolServer<F> {
         self.next_id += 1;
         let mut left = 0;
         for (bit, reserved) in blocks.into_iter().enumerate() {
-            let Some(Reserved { offer, slot }) = reserved else { continue };
+            let Some(Reserved { offer, granted }) = reserved else { continue };
             if let Some(session) = self.sessions.get_mut(&peer) {
                 session.reserved_slots -= 1;
             }
@@ -131,6 +132,8 @@ impl<F: Fabric> PoolServer<F> {
                 continue;
             }
             left += 1;
+            // What lies there from now on is what is verified: the client can write it no more.
+            let slot = granted.end();
             let purpose = Purpose::Register { commit, bit: bit as u32 };
             self.jobs.push_back(Job { offer, slot, purpose });
         }
