@@ -587,6 +587,10 @@ section! {
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
         /// Folder for the shared-memory transport's sockets; empty is the system's folder for temporary files.
         socket_folder: String = String::new();
+        /// File with the secret that all workers, stores and engines of a cluster share, at least 32 bytes; empty is the
+        /// environment's `KVASIR_TRANSFER_SECRET`, if it is set. Neither side of a connection admits a peer with another one.
+        /// Without a secret whoever reaches an address writes into this process's KV memory.
+        secret_file: String = String::new();
         /// How long a decode worker waits for blocks before it computes them itself.
         deadline: Duration = Duration::from_secs(20), in Duration::from_millis(10) => Duration::from_secs(600);
         /// How long a prefill worker keeps blocks for a decode worker that does not come.
@@ -625,8 +629,12 @@ section! {
 section! {
     /// RDMA: the rails of this node and how their queue pairs behave. Used when a device and libibverbs are there.
     RdmaSettings, "rdma" {
-        /// Devices to use, by name (`mlx5_0`); empty: every one with an active port.
+        /// Devices to use, by name (`mlx5_0`); empty: those nearest to the memory that `near` names.
         devices: Vec<String> = Vec::new();
+        /// The memory that devices are chosen for: `gpu0`, a PCI address, `host`, `host:1` (a NUMA node). `auto` is the GPU of
+        /// this process (its only one, or the first of `CUDA_VISIBLE_DEVICES`), else host memory of the NUMA node that its
+        /// processors are of. `kvasir explain-path` shows the choice.
+        near: String = "auto".to_owned();
         /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one. An
         /// address other than loopback is needed for other hosts, which pass over a loopback one.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
@@ -817,7 +825,8 @@ section! {
         pool: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
         /// Bytes of one slot of the pool and of the tiers behind the RESP service. Workers' blocks must fit.
         slot: Bytes = Bytes(128 << 10), in Bytes(4 << 10) => Bytes(1 << 30);
-        /// Where the pool is reached over TCP. Whoever reaches it can read and write the pool: a network of its own.
+        /// Where the pool is reached over TCP. Whoever reaches it and holds the secret of `[transfer]`, or anybody when there is
+        /// none, can read and write the pool.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 7400);
         /// Where `/metrics` and `/health` are.
         http: SocketAddr = SocketAddr::new(LOCALHOST, 7401);

@@ -100,14 +100,29 @@ pub(crate) fn of_worker(settings: &Settings, listen: SocketAddr, has_key: bool) 
     (!said.is_empty()).then(|| said.join("; "))
 }
 
+/// Of a process that opens transports of its own: with a secret, strangers are not admitted.
+pub(crate) fn of_transfer(settings: &Settings, listen: SocketAddr, has_secret: bool) -> Option<String> {
+    let open: Vec<String> = [listen, settings.rdma.listen]
+        .iter()
+        .filter(|address| is_beyond_loopback(address) && !has_secret)
+        .map(ToString::to_string)
+        .collect();
+    (!open.is_empty()).then(|| {
+        format!(
+            "blocks are moved on {} and there is no secret: whoever reaches it writes into this process's KV memory; set \
+             `transfer.secret_file`",
+            open.join(" and ")
+        )
+    })
+}
+
 /// Of a store. The Redis protocol is not listed: beyond loopback it does not start without a password.
-pub(crate) fn of_store(settings: &Settings) -> Option<String> {
+pub(crate) fn of_store(settings: &Settings, has_secret: bool) -> Option<String> {
     let store = &settings.store;
     let mut said = Vec::new();
-    if store.pool.0 > 0 && is_beyond_loopback(&store.listen) {
+    if store.pool.0 > 0 && is_beyond_loopback(&store.listen) && !has_secret {
         said.push(format!(
-            "whoever reaches the pool on {} may read and write it, and there is no key for it; `store.listen` belongs on a \
-             network of its own",
+            "whoever reaches the pool on {} may read and write it without a secret; set `transfer.secret_file`",
             store.listen
         ));
     }
@@ -197,11 +212,23 @@ mod tests {
         let text = "[worker]\nevents = \"0.0.0.0:5557\"\nevent_tokens = true\n";
         assert!(worker(text, "127.0.0.1:1", true).expect("said").contains("worker.event_tokens"));
 
-        assert_eq!(of_store(&Settings::default()), None);
-        let said = of_store(&settings("[store]\nlisten = \"0.0.0.0:7400\"\nhttp = \"0.0.0.0:7401\"\n"));
+        let transfer =
+            |text: &str, listen: &str, has_secret| of_transfer(&settings(text), at(listen), has_secret);
+        assert_eq!(transfer("", "127.0.0.1:1", false), None);
+        assert_eq!(transfer("[rdma]\nlisten = \"10.0.0.1:7\"\n", "10.0.0.1:1", true), None);
+        let said = transfer("[rdma]\nlisten = \"10.0.0.1:7\"\n", "10.0.0.1:1", false).expect("said");
+        assert!(
+            said.contains("10.0.0.1:1 and 10.0.0.1:7") && said.contains("transfer.secret_file"),
+            "{said}"
+        );
+
+        assert_eq!(of_store(&Settings::default(), false), None);
+        let said =
+            of_store(&settings("[store]\nlisten = \"0.0.0.0:7400\"\nhttp = \"0.0.0.0:7401\"\n"), false);
         let said = said.expect("said");
-        assert!(said.contains("store.listen") && said.contains("store.http"), "{said}");
+        assert!(said.contains("transfer.secret_file") && said.contains("store.http"), "{said}");
         let no_pool = "[store]\npool = \"0 B\"\nlisten = \"0.0.0.0:7400\"\n";
-        assert_eq!(of_store(&settings(no_pool)), None);
+        assert_eq!(of_store(&settings(no_pool), false), None);
+        assert_eq!(of_store(&settings("[store]\nlisten = \"0.0.0.0:7400\"\n"), true), None);
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use dataplane_memory::Slab;
 use dataplane_rails::{
-    Addresses, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, is_loopback, worker_socket,
+    Addresses, Place, Rails, RailsConfig, Role, Transport, TransportRequest, fresh_seed, is_loopback,
+    worker_socket,
 };
 use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
@@ -17,19 +18,18 @@ use router_engines::handoff::DataPlaneAddress;
 
 use control_config::Settings;
 
-use crate::{compose, path_command};
+use crate::{compose, path_command, secret};
 
 /// Opens what the settings ask for. With `auto`, what this machine has not is passed over with a word in the log. What was
 /// named (a transport, a device, an address other than loopback) must be there, and what makes no sense is an error.
 pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
-    open_as(settings, slab, "worker")
+    open_as(settings, slab, Role::Worker)
 }
 
-/// `part` tells the sockets of one process apart.
-fn open_as(settings: &Settings, slab: &Arc<Slab>, part: &str) -> Result<Rails> {
-    let config = rails_config(settings, part)?;
+fn open_as(settings: &Settings, slab: &Arc<Slab>, role: Role) -> Result<Rails> {
+    let config = rails_config(settings, role)?;
     let rails = dataplane_rails::open(&config, slab)?;
-    mention_loopback(settings, &rails.address, part);
+    mention_loopback(settings, &rails.address, role);
     Ok(rails)
 }
 
@@ -48,14 +48,14 @@ pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, addresses: &[&s
     .to_owned();
     // Nobody connects to a client: it does not listen.
     settings.transfer.listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-    open_as(&settings, slab, "client")
+    open_as(&settings, slab, Role::Client)
 }
 
 /// Transports of a node that serves its memory.
 pub(crate) fn open_server(settings: &Settings, slab: &Arc<Slab>, listen: SocketAddr) -> Result<Rails> {
     let mut settings = settings.clone();
     settings.transfer.listen = listen;
-    open_as(&settings, slab, "pool")
+    open_as(&settings, slab, Role::Pool)
 }
 
 /// As a gateway tells it to the workers that are to connect.
@@ -64,10 +64,10 @@ pub(crate) fn data_plane_address(address: Addresses) -> DataPlaneAddress {
     DataPlaneAddress { host, shm, tcp, rdma, processes: 1 }
 }
 
-fn rails_config(settings: &Settings, part: &str) -> Result<RailsConfig> {
+fn rails_config(settings: &Settings, role: Role) -> Result<RailsConfig> {
     let transfer = &settings.transfer;
     if transfer.listen.ip().is_unspecified() {
-        let key = if part == "pool" { "store.listen" } else { "transfer.listen" };
+        let key = if role == Role::Pool { "store.listen" } else { "transfer.listen" };
         bail!("{key} = \"{}\": peers are told this address, so it must be one of this host", transfer.listen);
     }
     let wanted = |transport| TransportRequest {
@@ -81,9 +81,10 @@ fn rails_config(settings: &Settings, part: &str) -> Result<RailsConfig> {
     let faults = &settings.faults;
     Ok(RailsConfig {
         transports: compose::transports(settings).into_iter().map(wanted).collect(),
-        is_client: part == "client",
+        role,
+        key: secret::of_transfer(settings)?,
         host: host_identity(settings),
-        socket: shm_socket(settings, part),
+        socket: shm_socket(settings, role),
         shm: ShmConfig {
             spin: transfer.spin,
             same_user_only: transfer.same_user_only,
@@ -97,6 +98,7 @@ fn rails_config(settings: &Settings, part: &str) -> Result<RailsConfig> {
             ..TcpConfig::default()
         },
         devices: settings.rdma.devices.clone(),
+        near: near(settings)?,
         rdma_listen: settings.rdma.listen,
         rdma: verbs_config(settings)?,
         bond: BondConfig {
@@ -109,17 +111,22 @@ fn rails_config(settings: &Settings, part: &str) -> Result<RailsConfig> {
     })
 }
 
+fn near(settings: &Settings) -> Result<Option<Place>> {
+    let near = settings.rdma.near.as_str();
+    if near == "auto" { Ok(None) } else { near.parse().context("rdma.near").map(Some) }
+}
+
 /// Says that only this host's peers use rails that listen on loopback: aloud where others could be meant.
-fn mention_loopback(settings: &Settings, address: &Addresses, part: &str) {
+fn mention_loopback(settings: &Settings, address: &Addresses, role: Role) {
     if !address.rdma.iter().any(|address| is_loopback(address)) {
         return;
     }
     let listen = settings.rdma.listen;
     let for_others = address.tcp.as_ref().is_some_and(|tcp| !is_loopback(tcp));
     if for_others || !settings.rdma.devices.is_empty() || settings.transfer.transport == "rdma" {
-        tracing::warn!(%listen, part, "rdma.listen is a loopback address: other hosts do not reach this node by RDMA");
+        tracing::warn!(%listen, ?role, "rdma.listen is a loopback address: other hosts do not reach this node by RDMA");
     } else {
-        tracing::info!(%listen, part, "RDMA is for peers on this host: rdma.listen is a loopback address");
+        tracing::info!(%listen, ?role, "RDMA is for peers on this host: rdma.listen is a loopback address");
     }
 }
 
@@ -155,12 +162,14 @@ fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
     Ok(config)
 }
 
-fn shm_socket(settings: &Settings, part: &str) -> PathBuf {
-    let name = match part {
-        "worker" => std::process::id().to_string(),
-        part => format!("{}-{part}", std::process::id()),
+/// A process may have transports in several roles: their sockets differ.
+fn shm_socket(settings: &Settings, role: Role) -> PathBuf {
+    let part = match role {
+        Role::Worker => "",
+        Role::Client => "-client",
+        Role::Pool => "-pool",
     };
-    worker_socket(&compose::socket_folder(settings), &name)
+    worker_socket(&compose::socket_folder(settings), &format!("{}{part}", std::process::id()))
 }
 
 /// Equal for processes that can share memory: one boot of one machine, and one folder for the sockets.

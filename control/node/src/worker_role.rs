@@ -47,9 +47,12 @@ async fn work(
     instance: Option<&str>,
 ) -> Result<()> {
     let key = secret::of_worker(settings, is_supervised)?;
-    if let Some(said) = exposure::of_worker(settings, listen, key.is_some()) {
-        tracing::warn!("{said}");
-    }
+    let has_secret = secret::of_transfer(settings)?.is_secret();
+    let said = [
+        exposure::of_worker(settings, listen, key.is_some()),
+        exposure::of_transfer(settings, settings.transfer.listen, has_secret),
+    ];
+    said.into_iter().flatten().for_each(|said| tracing::warn!("{said}"));
     // Within `serve` the gateway comes over loopback.
     let tls = if is_supervised { None } else { tls::worker(settings)? };
     let listener = http::bind(listen).await?;

@@ -23,6 +23,7 @@
 //!    a fabric for which [`Fabric::reaches_device_memory`] is false.
 //! 6. One thread drives a fabric; `poll` takes a budget and returns at once.
 
+pub mod auth;
 pub mod faults;
 mod request;
 pub mod sim;
@@ -38,6 +39,35 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dataplane_memory::Slab;
+
+/// What peers may do with the slots of a fabric's own slab.
+///
+/// TCP and RDMA hold them to it. Through shared memory a peer has the slab itself: [`PeerAccess::None`] keeps it from
+/// them, the others do not differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PeerAccess {
+    /// Nothing: they are not shown it.
+    None,
+    /// Write. One that may read could see what lay in a slot before it was told of it.
+    Write,
+    /// Write and read.
+    #[default]
+    ReadWrite,
+}
+
+impl PeerAccess {
+    /// Whether peers are told of the slab.
+    #[must_use]
+    pub fn is_shown(self) -> bool {
+        self != Self::None
+    }
+
+    /// Whether they may read.
+    #[must_use]
+    pub fn allows_reads(self) -> bool {
+        self == Self::ReadWrite
+    }
+}
 
 /// A sleep that another thread, or another process through shared memory, can end without a file descriptor.
 pub trait Sleeper: Send + Sync {

@@ -1,8 +1,9 @@
 //! The transports of one process: opened from a configuration and from what the machine has, and bonded into one.
 //!
-//! A worker listens on each of them and is told to its peers by [`Addresses`]; a client (a process that only connects)
-//! neither listens nor shows its memory. What the machine does not have is passed over with a line in the log, unless the
-//! configuration names it.
+//! A worker listens on each of them and is told to its peers by [`Addresses`]; a client neither listens nor shows its
+//! memory ([`Role`]). What the machine does not have is passed over with a line in the log, unless the configuration names
+//! it. Without names, the RDMA devices nearest to the process's memory are used, and no others
+//! ([`dataplane_topology::select_local`]).
 
 #![forbid(unsafe_code)]
 
@@ -11,12 +12,15 @@ mod open;
 mod sockets;
 
 pub use address::{Addresses, is_loopback};
+pub use dataplane_fabric::auth::{SECRET_BYTES_MIN, SharedKey, ShortSecret};
+pub use dataplane_topology::Place;
 pub use open::{CounterSample, RailCounters, Rails, RailsError, open};
 pub use sockets::worker_socket;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use dataplane_fabric::PeerAccess;
 use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
 use dataplane_transfer::BondConfig;
@@ -58,13 +62,40 @@ pub struct TransportRequest {
     pub is_named: bool,
 }
 
-/// Transports to open, and their settings.
+/// What a process is to its peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Connects to others: it does not listen, and peers cannot reach its memory.
+    Client,
+    /// Receives hand-offs: peers write into its slots, and read none.
+    Worker,
+    /// Serves its memory: peers write and read it.
+    Pool,
+}
+
+impl Role {
+    fn access(self) -> PeerAccess {
+        match self {
+            Self::Client => PeerAccess::None,
+            Self::Worker => PeerAccess::Write,
+            Self::Pool => PeerAccess::ReadWrite,
+        }
+    }
+
+    fn listens(self) -> bool {
+        self != Self::Client
+    }
+}
+
+/// Transports to open, and their settings. Role and key hold for all of them, whatever their own settings say.
 #[derive(Debug, Clone)]
 pub struct RailsConfig {
     /// Best first: of the links to a peer that are up, those of the first transport carry the bytes.
     pub transports: Vec<TransportRequest>,
-    /// A client connects to others: it does not listen, and peers cannot reach its memory.
-    pub is_client: bool,
+    /// What the process is to its peers.
+    pub role: Role,
+    /// The secret that peers share; with another one neither side admits the other.
+    pub key: SharedKey,
     /// Equal for processes that can share memory, see [`Addresses::host`].
     pub host: String,
     /// Path of the shared-memory socket.
@@ -75,8 +106,11 @@ pub struct RailsConfig {
     pub listen: SocketAddr,
     /// TCP.
     pub tcp: TcpConfig,
-    /// RDMA devices by name; empty: every one with an active port.
+    /// RDMA devices by name; empty: those nearest to `near`, or every one where `/sys` tells nothing of them.
     pub devices: Vec<String>,
+    /// The memory that devices are chosen for; `None`: that which the process works beside
+    /// ([`dataplane_topology::Topology::memory_of_process`]).
+    pub near: Option<Place>,
     /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one.
     pub rdma_listen: SocketAddr,
     /// RDMA.

@@ -1,14 +1,16 @@
 //! Opening what a configuration asks for.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use dataplane_fabric::Fabric;
 use dataplane_fabric::faults::CorruptingFabric;
 use dataplane_memory::Slab;
-use dataplane_shm::{ShmError, ShmFabric};
-use dataplane_tcp::{TcpCounters, TcpError, TcpFabric};
+use dataplane_shm::{ShmConfig, ShmError, ShmFabric};
+use dataplane_tcp::{TcpConfig, TcpCounters, TcpError, TcpFabric};
+use dataplane_topology::{Exclusion, Topology, TopologyError, select_local};
 use dataplane_transfer::{Bond, Rail};
 use dataplane_verbs::{Device, Library, VerbsConfig, VerbsError, VerbsFabric};
 
@@ -66,6 +68,9 @@ pub enum RailsError {
     /// RDMA.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
+    /// `rdma.near` is no memory of this machine.
+    #[error("rdma.near: {0}")]
+    Near(#[from] TopologyError),
     /// No device, or devices that cannot be used, with the reason of each.
     #[error("{0}")]
     Devices(String),
@@ -133,12 +138,14 @@ impl RailsBuilder<'_> {
         if let Some(folder) = self.config.socket.parent() {
             remove_stale_sockets(folder, SystemTime::now());
         }
-        let listen = (!self.config.is_client).then_some(path.as_str());
+        let listen = self.config.role.listens().then_some(path.as_str());
         // The socket of a process that ran here before: nobody listens there.
         if listen.is_some() && dataplane_shm::remove_stale(&path) {
             tracing::debug!(file = path, "removed the socket of a process that is gone");
         }
-        let fabric = ShmFabric::new(Arc::clone(self.slab), listen, self.config.shm.clone())?;
+        let (access, key) = (self.config.role.access(), self.config.key.clone());
+        let config = ShmConfig { access, key, ..self.config.shm.clone() };
+        let fabric = ShmFabric::new(Arc::clone(self.slab), listen, config)?;
         let counters = Arc::clone(fabric.counters());
         self.count("shm".to_owned(), move || counters.snapshot().to_vec());
         self.address.shm = listen.map(str::to_owned);
@@ -147,8 +154,10 @@ impl RailsBuilder<'_> {
     }
 
     fn tcp(&mut self, rank: u8) -> Result<(), RailsError> {
-        let listen = (!self.config.is_client).then_some(self.config.listen);
-        let fabric = TcpFabric::new(Arc::clone(self.slab), listen, self.config.tcp.clone())?;
+        let listen = self.config.role.listens().then_some(self.config.listen);
+        let (access, key) = (self.config.role.access(), self.config.key.clone());
+        let config = TcpConfig { access, key, ..self.config.tcp.clone() };
+        let fabric = TcpFabric::new(Arc::clone(self.slab), listen, config)?;
         let counters = fabric.counters();
         self.count("tcp".to_owned(), move || tcp_counted(&counters));
         self.address.tcp = fabric.listening_on().map(|bound| bound.to_string());
@@ -159,7 +168,7 @@ impl RailsBuilder<'_> {
     fn rdma(&mut self, rank: u8) -> Result<(), RailsError> {
         let library = Library::load()?;
         let is_named = !self.config.devices.is_empty();
-        let devices = if is_named { self.config.devices.clone() } else { Device::names(&library)? };
+        let devices = if is_named { self.config.devices.clone() } else { self.nearest(&library)? };
         let (mut opened, mut problems) = (Vec::new(), Vec::new());
         for name in &devices {
             match self.rail(&library, name, opened.len() as u16) {
@@ -185,6 +194,28 @@ impl RailsBuilder<'_> {
         Ok(())
     }
 
+    /// The devices to use where none are named.
+    fn nearest(&self, library: &Arc<Library>) -> Result<Vec<String>, RailsError> {
+        let known = Device::names(library)?;
+        let topology = Topology::read(Path::new("/"));
+        let memory = match &self.config.near {
+            Some(place) => place.memory(&topology)?,
+            None => topology.memory_of_process(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()),
+        };
+        let (rails, excluded) = select_local(&topology, memory);
+        let mut devices: Vec<String> =
+            rails.iter().filter_map(|rail| Some(rail.name.rsplit_once(':')?.0.to_owned())).collect();
+        devices.dedup();
+        devices.retain(|device| known.contains(device));
+        if devices.is_empty() {
+            return Ok(known);
+        }
+        for Exclusion { rail, reason } in excluded {
+            tracing::info!(?memory, "the RDMA port {rail} is not used: {reason}");
+        }
+        Ok(devices)
+    }
+
     /// Opens the rail of a device; returns it and the address that peers connect to; a client has none, and shows its peers no memory either.
     fn rail(
         &self,
@@ -193,9 +224,9 @@ impl RailsBuilder<'_> {
         number: u16,
     ) -> Result<(VerbsFabric, Option<String>), RailsError> {
         let device = Device::open(library, Some(name))?;
-        let config = self.config.rdma.clone();
-        if self.config.is_client {
-            let config = VerbsConfig { is_shown: false, ..config };
+        let (access, key) = (self.config.role.access(), self.config.key.clone());
+        let config = VerbsConfig { access, key, ..self.config.rdma.clone() };
+        if !self.config.role.listens() {
             return Ok((VerbsFabric::new(device, self.slab, None, config)?, None));
         }
         let (_, gid) = device.choose_port(&config)?;
@@ -227,6 +258,11 @@ fn tcp_counted(counters: &TcpCounters) -> Vec<CounterSample> {
         ("copied_sends", "Zero-copy sends that the kernel copied after all", counters.copied_sends.get()),
         ("accept_pauses", "Times accepting paused for want of descriptors", counters.accept_pauses.get()),
         ("handshake_timeouts", "Connections that did not greet in time", counters.handshake_timeouts.get()),
+        (
+            "unproved_handshakes",
+            "Handshakes in which the peer did not prove that it holds this node's secret",
+            counters.unproved_handshakes.get(),
+        ),
     ]
 }
 
@@ -235,24 +271,25 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     use dataplane_memory::{PageSize, SlabLayout};
-    use dataplane_shm::ShmConfig;
-    use dataplane_tcp::TcpConfig;
     use dataplane_transfer::BondConfig;
     use dataplane_verbs::testing::SoftwareDevice;
 
     use super::*;
+    use crate::{Role, SharedKey};
 
-    fn config(is_client: bool) -> RailsConfig {
+    fn config(role: Role) -> RailsConfig {
         let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         RailsConfig {
             transports: vec![TransportRequest { transport: Transport::Shm, is_named: false }],
-            is_client,
+            role,
+            key: SharedKey::default(),
             host: "h".to_owned(),
             socket: std::env::temp_dir().join(format!("kvasir-rails-{}.sock", std::process::id())),
             shm: ShmConfig::default(),
             listen: loopback,
             tcp: TcpConfig::default(),
             devices: Vec::new(),
+            near: None,
             rdma_listen: loopback,
             rdma: VerbsConfig::default(),
             bond: BondConfig::default(),
@@ -270,8 +307,9 @@ mod tests {
     fn a_client_neither_listens_nor_shows_its_memory() {
         let slab = slab();
         let (library, device) = (SoftwareDevice::library(), SoftwareDevice::new());
-        for is_client in [false, true] {
-            let config = config(is_client);
+        for role in [Role::Worker, Role::Client] {
+            let is_client = role == Role::Client;
+            let config = config(role);
             let (address, names, counters) = (Addresses::default(), Vec::new(), Vec::new());
             let mut builder =
                 RailsBuilder { config: &config, slab: &slab, rails: Vec::new(), address, names, counters };
@@ -279,8 +317,7 @@ mod tests {
             assert_eq!((fabric.listening_on().is_none(), told.is_none()), (is_client, is_client));
             assert_eq!(device.usage().shown_regions, usize::from(!is_client));
             if is_client {
-                let local = ShmFabric::new(Arc::clone(&slab), None, ShmConfig::default()).expect("a fabric");
-                builder.add(local, 0, "shared memory".to_owned());
+                builder.shm(0).expect("a fabric");
             }
             builder.add(fabric, 1, "RDMA".to_owned());
             let bond = Bond::new(builder.rails, BondConfig::default(), Box::new(Instant::now));
@@ -291,7 +328,7 @@ mod tests {
     /// A process that is started again at once has the name that its killed predecessor had.
     #[test]
     fn the_socket_of_a_killed_process_does_not_keep_its_successor_from_listening() {
-        let config = config(false);
+        let config = config(Role::Worker);
         drop(std::os::unix::net::UnixListener::bind(&config.socket).expect("bind"));
         let rails = open(&config, &slab()).expect("opens");
         assert_eq!(rails.kinds, [Transport::Shm]);

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use dataplane_fabric::MESSAGE_BYTES_MAX;
+use dataplane_fabric::auth::SharedKey;
+use dataplane_fabric::{MESSAGE_BYTES_MAX, PeerAccess};
 
 use crate::ShmError;
 
@@ -24,6 +25,11 @@ pub struct ShmConfig {
     /// virtual machine, as long as the faults would have taken. Pages that the peer has not touched are
     /// allocated. Default 0; up to 1 TiB.
     pub populate_bytes_max: usize,
+    /// What peers may do with this node's slots. With [`PeerAccess::None`] they are not given the slab; with the others they
+    /// have all of it, and nothing keeps them from reading or writing any slot.
+    pub access: PeerAccess,
+    /// The secret that peers share; with another one neither side admits the other.
+    pub key: SharedKey,
 }
 
 /// Smallest ring: room for two of the largest messages and change.
@@ -45,6 +51,8 @@ impl Default for ShmConfig {
             spin: Duration::from_micros(20),
             same_user_only: true,
             populate_bytes_max: 0,
+            access: PeerAccess::default(),
+            key: SharedKey::default(),
         }
     }
 }

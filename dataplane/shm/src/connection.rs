@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
+use dataplane_fabric::auth::Authentication;
 use dataplane_fabric::{PeerId, Rows, SlotRange, Source, Target};
 use dataplane_memory::Slab;
 
@@ -18,7 +19,7 @@ use crate::{ShmConfig, ShmError};
 /// Where a connection stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// We connected and wait for the peer's hello, until then.
+    /// We connected and wait for the peer's opening or its hello, until then.
     Greeting(Instant),
     /// Both hellos are exchanged.
     Open,
@@ -35,6 +36,7 @@ pub(crate) struct Connection {
     /// The peer's process, 0 when it is not visible from here.
     pub(crate) pid: i32,
     pub(crate) state: State,
+    pub(crate) authentication: Authentication,
     /// What the peer writes to us.
     pub(crate) inbound: Inbound,
     /// While the connection is open.

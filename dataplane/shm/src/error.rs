@@ -1,3 +1,4 @@
+use dataplane_fabric::auth::AuthError;
 use dataplane_memory::MemoryError;
 use rustix::io::Errno;
 
@@ -28,6 +29,9 @@ pub enum ShmError {
     /// The peer's first message is not what this version sends.
     #[error("shared-memory handshake: {0}")]
     Handshake(&'static str),
+    /// The peer is of another protocol, or does not hold this node's secret.
+    #[error("shared-memory handshake: the peer is refused: {0}")]
+    Auth(AuthError),
     /// The peer belongs to another user.
     #[error("shared-memory handshake: process {pid} is of user {uid}, and only our own user may connect")]
     OtherUser {

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use dataplane_fabric::{
     Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Sleeper, WorkRequest,
 };
-use dataplane_memory::Slab;
+use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 use crate::connection::{Access, State};
 use crate::doorbell::Doorbell;
@@ -36,7 +36,8 @@ pub(crate) const TOKEN_TIMER: u64 = 2;
 /// Shared memory between the processes of one host.
 pub struct ShmFabric {
     pub(crate) config: ShmConfig,
-    pub(crate) slab: Arc<Slab>,
+    /// What peers are given: the node's slab, or one of nothing.
+    pub(crate) shown: Arc<Slab>,
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) watch: Watch,
     pub(crate) listener: Option<Listener>,
@@ -59,14 +60,21 @@ pub struct ShmFabric {
     pub(crate) counters: Arc<ShmCounters>,
 }
 
+/// For a node that shows its peers nothing: the handshake wants a slab.
+fn empty_slab() -> Result<Slab, ShmError> {
+    Ok(Slab::create("nothing", SlabLayout { slot_bytes: 64, slot_count: 1 }, PageSize::Standard)?)
+}
+
 impl ShmFabric {
-    /// A node whose peers may write into and read from `slab`, which lies in host memory. With an address (a path, or
+    /// A node whose peers may write into and read from `slab`, which lies in host memory, unless [`ShmConfig::access`] says
+    /// otherwise. With an address (a path, or
     /// `@name`), others can connect to it there.
     pub fn new(slab: Arc<Slab>, listen: Option<&str>, config: ShmConfig) -> Result<Self, ShmError> {
         config.validate()?;
         if slab.device().is_some() {
             return Err(ShmError::DeviceMemory);
         }
+        let shown = if config.access.is_shown() { slab } else { Arc::new(empty_slab()?) };
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
             .map_err(ShmError::system("epoll_create1"))?;
         let counters = Arc::<ShmCounters>::default();
@@ -79,7 +87,7 @@ impl ShmFabric {
             watch::add(doorbell.epoll(), listener.socket.as_fd(), TOKEN_LISTENER)?;
         }
         Ok(Self {
-            slab,
+            shown,
             doorbell: Arc::new(doorbell),
             watch,
             listener,
@@ -139,7 +147,7 @@ impl Fabric for ShmFabric {
     }
 
     fn shown_slab(&self) -> Option<Arc<Slab>> {
-        Some(Arc::clone(&self.slab))
+        self.config.access.is_shown().then(|| Arc::clone(&self.shown))
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

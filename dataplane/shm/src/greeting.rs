@@ -1,4 +1,4 @@
-//! Sockets: listening, accepting, exchanging hellos, noticing ends and lateness. Not a hot path.
+//! Sockets: listening, accepting, exchanging openings and hellos, noticing ends and lateness. Not a hot path.
 //!
 //! An accepted socket that has not said hello is a *greeting*: it takes no place in the table and has no rings,
 //! only a descriptor and a deadline, and there are at most [`GREETINGS_MAX`]; one more ends the oldest, so that
@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dataplane_fabric::auth::{AuthError, Authentication};
 use dataplane_fabric::{Event, PeerId};
 use rustix::io::Errno;
 
@@ -51,6 +52,7 @@ pub(crate) struct Greeting {
     socket: OwnedFd,
     from: Credentials,
     deadline: Instant,
+    authentication: Authentication,
 }
 
 impl ShmFabric {
@@ -59,7 +61,9 @@ impl ShmFabric {
         let socket = address::connect(address)?;
         let from = self.admit(&socket)?;
         let deadline = Instant::now() + self.config.handshake_timeout;
-        let peer = self.add_connection(socket, from, State::Greeting(deadline), None)?;
+        let (authentication, opening) = Authentication::connecting().map_err(ShmError::Auth)?;
+        handshake::send_opening(&socket, &opening)?;
+        let peer = self.add_connection(socket, from, State::Greeting(deadline), None, authentication)?;
         self.watch.arm(deadline);
         self.settle();
         Ok(peer)
@@ -73,22 +77,33 @@ impl ShmFabric {
         })
     }
 
-    /// Makes our rings, says hello and takes a place in the table.
+    /// Makes our rings, says hello once both openings are here, and takes a place in the table.
     fn add_connection(
         &mut self,
         socket: OwnedFd,
         from: Credentials,
         state: State,
         remote: Option<Remote>,
+        authentication: Authentication,
     ) -> Result<PeerId, ShmError> {
         let inbound = Inbound::create(self.config.ring_bytes)?;
-        let ours =
-            [self.slab.memory(), inbound.memory(), self.doorbell.word_memory(), self.doorbell.eventfd()];
-        handshake::send(&socket, ours)?;
+        if authentication.is_agreed() {
+            let ours =
+                [self.shown.memory(), inbound.memory(), self.doorbell.word_memory(), self.doorbell.eventfd()];
+            handshake::send(&socket, ours, &authentication, &self.config.key)?;
+        }
         let reason = String::new();
         let pid = from.pid;
-        let added =
-            self.table.insert(|peer| Connection { peer, socket, pid, state, inbound, remote, reason });
+        let added = self.table.insert(|peer| Connection {
+            peer,
+            socket,
+            pid,
+            state,
+            authentication,
+            inbound,
+            remote,
+            reason,
+        });
         let peer = added.ok_or(ShmError::Handshake("the table of connections is full"))?;
         if let Some(connection) = self.table.get_mut(peer)
             && let Err(error) = watch::add(self.doorbell.epoll(), &connection.socket, peer.0)
@@ -149,47 +164,51 @@ impl ShmFabric {
         self.next_greeting = (self.next_greeting + 1) & !GREETING;
         let deadline = Instant::now() + self.config.handshake_timeout;
         if watch::add(self.doorbell.epoll(), &socket, token).is_ok() {
-            self.greetings.push(Greeting { token, socket, from, deadline });
+            let authentication = Authentication::accepting();
+            self.greetings.push(Greeting { token, socket, from, deadline, authentication });
             self.watch.arm(deadline);
-            // Its hello is often here already: it speaks before we accept.
+            // Its opening is often here already: it speaks before we accept.
             self.greeted(token);
         }
     }
 
-    /// An accepted socket may have said hello.
+    /// An accepted socket may have sent its opening or its hello.
     fn greeted(&mut self, token: u64) {
         let Some(at) = self.greetings.iter().position(|greeting| greeting.token == token) else { return };
-        let received = handshake::receive(&self.greetings[at].socket);
+        let greeting = &mut self.greetings[at];
+        let received = if greeting.authentication.is_agreed() {
+            handshake::receive(&greeting.socket, &greeting.authentication, &self.config.key)
+        } else {
+            answer_opening(greeting).map(|()| None)
+        };
         if matches!(received, Ok(None)) {
             return;
         }
-        let Greeting { socket, from, .. } = self.greetings.remove(at);
+        let Greeting { socket, from, authentication, .. } = self.greetings.remove(at);
         watch::remove(self.doorbell.epoll(), &socket);
+        if matches!(received, Err(ShmError::Auth(AuthError::Secret))) {
+            ShmCounters::count(&self.counters.unproved_handshakes);
+        }
         // A peer that speaks nonsense, vanishes or finds no room learns it from its closed socket.
         let Ok(Some(hello)) = received else { return };
         if self.table.is_full() {
             return;
         }
         let Ok(remote) = Remote::attach(hello, &self.config) else { return };
-        if let Ok(peer) = self.add_connection(socket, from, State::Open, Some(remote)) {
+        if let Ok(peer) = self.add_connection(socket, from, State::Open, Some(remote), authentication) {
             self.notices.push_back(Event::Accepted { peer });
         }
     }
 
-    /// The socket of a connection has something: the hello that we wait for, or the end.
+    /// The socket of a connection has something: what we wait for in its handshake, or the end.
     fn peer_spoke(&mut self, peer: PeerId) {
         let Some(connection) = self.table.get_mut(peer) else { return };
         if let State::Greeting(_) = connection.state {
-            let made = handshake::receive(&connection.socket)
-                .and_then(|hello| hello.map(|hello| Remote::attach(hello, &self.config)).transpose());
-            match made {
-                Ok(None) => {}
-                Ok(Some(remote)) => {
-                    connection.remote = Some(remote);
-                    connection.state = State::Open;
-                    self.notices.push_back(Event::Connected { peer });
+            if let Err(error) = self.answered(peer) {
+                if matches!(error, ShmError::Auth(AuthError::Secret)) {
+                    ShmCounters::count(&self.counters.unproved_handshakes);
                 }
-                Err(error) => self.drop_connection(peer, &error.to_string()),
+                self.drop_connection(peer, &error.to_string());
             }
             return;
         }
@@ -199,6 +218,26 @@ impl ShmFabric {
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => self.hang_up(peer, "its socket failed"),
         }
+    }
+
+    /// The side that we connected to has answered with its opening or its hello.
+    fn answered(&mut self, peer: PeerId) -> Result<(), ShmError> {
+        let Some(connection) = self.table.get_mut(peer) else { return Ok(()) };
+        let (socket, key) = (&connection.socket, &self.config.key);
+        if connection.authentication.is_agreed() {
+            let Some(hello) = handshake::receive(socket, &connection.authentication, key)? else {
+                return Ok(());
+            };
+            connection.remote = Some(Remote::attach(hello, &self.config)?);
+            connection.state = State::Open;
+            self.notices.push_back(Event::Connected { peer });
+        } else if let Some(opening) = handshake::receive_opening(socket)? {
+            connection.authentication.opened(&opening).map_err(ShmError::Auth)?;
+            let inbound = connection.inbound.memory();
+            let ours = [self.shown.memory(), inbound, self.doorbell.word_memory(), self.doorbell.eventfd()];
+            handshake::send(socket, ours, &connection.authentication, key)?;
+        }
+        Ok(())
     }
 
     /// The peer is gone. What it had published is delivered before the end is reported.
@@ -279,4 +318,11 @@ impl ShmFabric {
             && self.table.iter().all(|connection| connection.state == State::Open);
         self.doorbell.set_settled(settled);
     }
+}
+
+/// Answers the opening of an accepted socket, if it has come.
+fn answer_opening(greeting: &mut Greeting) -> Result<(), ShmError> {
+    let Some(opening) = handshake::receive_opening(&greeting.socket)? else { return Ok(()) };
+    let answer = greeting.authentication.opened(&opening).map_err(ShmError::Auth)?;
+    answer.map_or(Ok(()), |answer| handshake::send_opening(&greeting.socket, &answer))
 }

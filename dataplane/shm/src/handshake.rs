@@ -1,12 +1,15 @@
-//! The one message that each side sends when a connection is made: eight bytes and four descriptors. And who
-//! the other side is.
+//! What each side sends when a connection is made: an opening, then a hello of eight bytes, a proof and four descriptors
+//! (`dataplane_fabric::auth`). And who the other side is.
 //!
-//! The connecting side speaks first; the accepting side makes nothing for it before it has spoken.
+//! The connecting side speaks first; the accepting side makes nothing for it before it has proved that it holds the same
+//! secret. The proof is over the descriptors' inode numbers too (stat(2)): whoever passes a hello on cannot put other
+//! memory into it.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES, PROOF_BYTES, SharedKey};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -15,9 +18,10 @@ use rustix::net::{
 
 use crate::ShmError;
 
-/// Version 2 of the layout of rings, doorbell and this message.
-const MAGIC: [u8; 8] = *b"KVSRSHM2";
+/// Version 3 of the layout of rings, doorbell and this message.
+const MAGIC: [u8; 8] = *b"KVSRSHM3";
 const DESCRIPTORS: usize = 4;
+const HELLO_BYTES: usize = MAGIC.len() + PROOF_BYTES;
 
 /// What a peer gives us.
 pub(crate) struct Hello {
@@ -27,20 +31,68 @@ pub(crate) struct Hello {
     pub(crate) eventfd: OwnedFd,
 }
 
+/// Sends an opening. The socket is fresh, so its buffer takes it.
+pub(crate) fn send_opening(socket: &OwnedFd, opening: &[u8; OPENING_BYTES]) -> Result<(), ShmError> {
+    match rustix::net::send(socket, opening, SendFlags::NOSIGNAL) {
+        Ok(OPENING_BYTES) => Ok(()),
+        _ => Err(ShmError::Handshake("the peer went away")),
+    }
+}
+
+/// Takes the peer's opening if it has come; `None` when not yet.
+pub(crate) fn receive_opening(socket: &OwnedFd) -> Result<Option<[u8; OPENING_BYTES]>, ShmError> {
+    let mut opening = [0; OPENING_BYTES];
+    match rustix::net::recv(socket, &mut opening, RecvFlags::DONTWAIT) {
+        Ok((OPENING_BYTES, _)) => Ok(Some(opening)),
+        Ok((0, _)) => Err(ShmError::Handshake("the peer closed the connection")),
+        Ok(_) => Err(ShmError::Handshake("not a peer of this version")),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(_) => Err(ShmError::Handshake("the peer went away")),
+    }
+}
+
+/// What the proof of a hello is over: its magic, and device and inode of each descriptor.
+fn proved(
+    descriptors: [BorrowedFd<'_>; DESCRIPTORS],
+) -> Result<[u8; MAGIC.len() + DESCRIPTORS * 16], ShmError> {
+    let mut bytes = [0; MAGIC.len() + DESCRIPTORS * 16];
+    let (magic, identities) = bytes.split_at_mut(MAGIC.len());
+    magic.copy_from_slice(&MAGIC);
+    for (identity, descriptor) in identities.chunks_exact_mut(16).zip(descriptors) {
+        let stat = rustix::fs::fstat(descriptor).map_err(ShmError::system("fstat"))?;
+        let (device, inode) = identity.split_at_mut(8);
+        device.copy_from_slice(&stat.st_dev.to_le_bytes());
+        inode.copy_from_slice(&stat.st_ino.to_le_bytes());
+    }
+    Ok(bytes)
+}
+
 /// Sends our descriptors: slab, rings, doorbell word, eventfd. The socket is fresh, so its buffer takes them.
-pub(crate) fn send(socket: &OwnedFd, descriptors: [BorrowedFd<'_>; DESCRIPTORS]) -> Result<(), ShmError> {
+pub(crate) fn send(
+    socket: &OwnedFd,
+    descriptors: [BorrowedFd<'_>; DESCRIPTORS],
+    authentication: &Authentication,
+    key: &SharedKey,
+) -> Result<(), ShmError> {
+    let proof = authentication.prove(key, &proved(descriptors)?).map_err(ShmError::Auth)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let pushed = control.push(SendAncillaryMessage::ScmRights(&descriptors));
     assert!(pushed, "the buffer was sized for four descriptors");
-    rustix::net::sendmsg(socket, &[IoSlice::new(&MAGIC)], &mut control, SendFlags::NOSIGNAL)
-        .map(drop)
-        .map_err(|_| ShmError::Handshake("the peer went away"))
+    let parts = [IoSlice::new(&MAGIC), IoSlice::new(&proof)];
+    match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+        Ok(HELLO_BYTES) => Ok(()),
+        _ => Err(ShmError::Handshake("the peer went away")),
+    }
 }
 
-/// Takes the peer's hello if it has come; `None` when not yet.
-pub(crate) fn receive(socket: &OwnedFd) -> Result<Option<Hello>, ShmError> {
-    let mut hello = [0; MAGIC.len()];
+/// Takes the peer's hello if it has come, and checks its proof; `None` when not yet.
+pub(crate) fn receive(
+    socket: &OwnedFd,
+    authentication: &Authentication,
+    key: &SharedKey,
+) -> Result<Option<Hello>, ShmError> {
+    let mut hello = [0; HELLO_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -51,7 +103,7 @@ pub(crate) fn receive(socket: &OwnedFd) -> Result<Option<Hello>, ShmError> {
         Err(_) => return Err(ShmError::Handshake("the peer went away")),
     };
     if received.bytes == 0 {
-        return Err(ShmError::Handshake("the peer closed the connection"));
+        return Err(ShmError::Handshake("the peer closed the connection; one with another secret does so"));
     }
     let mut descriptors = Vec::with_capacity(DESCRIPTORS);
     for message in control.drain() {
@@ -59,12 +111,15 @@ pub(crate) fn receive(socket: &OwnedFd) -> Result<Option<Hello>, ShmError> {
             descriptors.extend(rights);
         }
     }
-    if received.bytes != MAGIC.len() || hello != MAGIC {
+    let proof = hello.last_chunk::<PROOF_BYTES>().filter(|_| received.bytes == HELLO_BYTES);
+    let Some(proof) = proof.filter(|_| hello[..MAGIC.len()] == MAGIC) else {
         return Err(ShmError::Handshake("not a peer of this version"));
-    }
+    };
     let [slab, rings, word, eventfd] = <[OwnedFd; DESCRIPTORS]>::try_from(descriptors).map_err(|_| {
         ShmError::Handshake("it did not send four descriptors, or there were none left for them here")
     })?;
+    let proved = proved([slab.as_fd(), rings.as_fd(), word.as_fd(), eventfd.as_fd()])?;
+    authentication.check(key, &proved, proof).map_err(ShmError::Auth)?;
     Ok(Some(Hello { slab, rings, word, eventfd }))
 }
 

@@ -16,6 +16,7 @@ pub struct ShmCounters {
     pub(crate) spins_that_sufficed: AtomicU64,
     pub(crate) handshake_timeouts: AtomicU64,
     pub(crate) other_users_refused: AtomicU64,
+    pub(crate) unproved_handshakes: AtomicU64,
     pub(crate) accept_pauses: AtomicU64,
     /// A level, not a count.
     pub(crate) connections: AtomicU64,
@@ -29,7 +30,7 @@ impl ShmCounters {
 
     /// Name, help text and value of each counter; the last is a level.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 12] {
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 13] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("writes", "Writes into peers' slabs", read(&self.writes)),
@@ -42,6 +43,11 @@ impl ShmCounters {
             ("spins_that_sufficed", "Sleeps that ended while spinning", read(&self.spins_that_sufficed)),
             ("handshake_timeouts", "Connections that were not made in time", read(&self.handshake_timeouts)),
             ("other_users_refused", "Peers of another user turned away", read(&self.other_users_refused)),
+            (
+                "unproved_handshakes",
+                "Handshakes in which the peer did not prove that it holds this node's secret",
+                read(&self.unproved_handshakes),
+            ),
             ("accept_pauses", "Pauses in accepting for want of descriptors", read(&self.accept_pauses)),
             ("connections", "Connections made", read(&self.connections)),
         ]

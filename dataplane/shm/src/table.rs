@@ -80,6 +80,8 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use dataplane_fabric::auth::Authentication;
+
     use super::*;
     use crate::connection::State;
     use crate::ring::Inbound;
@@ -88,7 +90,8 @@ mod tests {
         let (socket, _) = std::os::unix::net::UnixStream::pair().expect("pair");
         let inbound = Inbound::create(256 << 10).expect("rings");
         let (state, reason) = (State::Open, String::new());
-        Connection { peer, socket: socket.into(), pid: 1, state, inbound, remote: None, reason }
+        let (authentication, remote) = (Authentication::accepting(), None);
+        Connection { peer, socket: socket.into(), pid: 1, state, authentication, inbound, remote, reason }
     }
 
     #[test]

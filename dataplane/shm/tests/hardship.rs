@@ -1,6 +1,6 @@
 //! Peers that are silent, foreign, slow, dead or wrong, and the order in which lanes are served.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES, SharedKey};
 use dataplane_fabric::testing::pool;
 use dataplane_fabric::{
-    Completion, Event, Fabric, INLINE_BYTES_MAX, Operation, PeerId, Priority, SlotRange, Source, Target,
-    WorkRequest,
+    Completion, Event, Fabric, INLINE_BYTES_MAX, Operation, PeerAccess, PeerId, Priority, SlotRange, Source,
+    Target, WorkRequest,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
@@ -163,14 +164,87 @@ fn a_listener_that_never_answers_is_given_up() {
 fn nonsense_instead_of_a_hello_makes_no_event() {
     let name = name();
     let (mut b, _pool) = node(Some(&format!("@{name}")), ShmConfig::default());
-    for nonsense in [&b"x"[..], b"KVSRSHM1", b"KVSRSHM2", &[0; 500]] {
+    for nonsense in [&b"x"[..], b"KVSRSHM3", b"KVSRAUTH", &[0; 500]] {
         raw(&name).write_all(nonsense).expect("write");
     }
     let mut events = Vec::new();
     (0..1000).for_each(|_| _ = b.poll(16, &mut events));
+    // An opening, and then nothing that could be a hello.
+    for nonsense in [&b"KVSRSHM3"[..], &[0; 40]] {
+        let mut socket = raw(&name);
+        let (_, opening) = Authentication::connecting().expect("random bytes");
+        socket.write_all(&opening).expect("write");
+        let mut answer = [0; OPENING_BYTES];
+        socket.set_nonblocking(true).expect("nonblocking");
+        until("an answer", || {
+            b.poll(16, &mut events);
+            socket.read(&mut answer).is_ok_and(|bytes| bytes == answer.len())
+        });
+        socket.write_all(nonsense).expect("write");
+        socket.set_nonblocking(true).expect("nonblocking");
+        until("closed", || {
+            b.poll(16, &mut events);
+            socket.read(&mut answer).is_ok_and(|bytes| bytes == 0)
+        });
+    }
     assert_eq!(events, []);
     let (mut a, _pool_a) = node(None, ShmConfig::default());
     connected(&mut a, &mut b, &format!("@{name}"));
+}
+
+fn with_secret(letter: &str) -> ShmConfig {
+    let key = SharedKey::from_secret(letter.repeat(32).as_bytes()).expect("long enough");
+    ShmConfig { key, ..ShmConfig::default() }
+}
+
+#[test]
+fn only_peers_with_the_same_secret_are_admitted() {
+    let address = format!("@{}", name());
+    let (mut b, _pool) = node(Some(&address), with_secret("a"));
+    for config in [with_secret("b"), ShmConfig::default()] {
+        let (mut stranger, _pool) = node(None, config);
+        let peer = stranger.connect(&address).expect("connect starts");
+        let (mut seen, mut events) = (Vec::new(), Vec::new());
+        until("refused", || {
+            b.poll(16, &mut seen);
+            stranger.poll(16, &mut events) > 0
+        });
+        assert!(
+            matches!(&events[..], [Event::PeerDown { peer: down, reason }] if *down == peer && reason.contains("secret")),
+            "{events:?}"
+        );
+        assert_eq!(seen, [], "nobody is told of a stranger");
+    }
+    assert_eq!(counter(&b, "unproved_handshakes"), 2);
+    let (mut a, _pool_a) = node(None, with_secret("a"));
+    connected(&mut a, &mut b, &address);
+}
+
+/// What a node that shows nothing hands to its peers is a slab of nothing.
+#[test]
+fn a_node_that_shows_nothing_keeps_its_slab_to_itself() {
+    let address = format!("@{}", name());
+    let (mut b, pool_b) = node(Some(&address), ShmConfig::default());
+    let (mut a, pool_a) = node(None, ShmConfig { access: PeerAccess::None, ..ShmConfig::default() });
+    let (to_b, to_a) = connected(&mut a, &mut b, &address);
+    assert!(a.shown_slab().is_none() && b.shown_slab().is_some());
+    let slot = pool_a.acquire().expect("a slot");
+    slot.slab().write(slot.slot(), 0, &[7; 64]);
+    let target = Target { slot: slot.slot(), generation: slot.generation(), offset: 0 };
+    let from = pool_b.acquire().expect("a slot");
+    let source = Source::Slot { slot: from, offset: 0, len: 128 };
+    let operation = Operation::Write { source, target, rows: None, immediate: None };
+    let refused = b.post(WorkRequest { id: 1, peer: to_a, priority: Priority::Urgent, operation });
+    refused.expect("taken");
+    let (mut seen, mut events) = (Vec::new(), Vec::new());
+    until("the end", || {
+        a.poll(16, &mut events);
+        b.poll(16, &mut seen);
+        events.iter().any(|event| matches!(event, Event::PeerDown { peer, .. } if *peer == to_b))
+    });
+    let mut bytes = [0; 64];
+    slot.slab().read(slot.slot(), 0, &mut bytes);
+    assert_eq!(bytes, [7; 64], "nothing was written");
 }
 
 /// The other process of the next test.

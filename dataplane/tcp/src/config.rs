@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use dataplane_fabric::PeerAccess;
+use dataplane_fabric::auth::SharedKey;
+
 use crate::wire::SIBLINGS_MAX;
 
 /// Settings of one node's TCP fabric. Peers may differ in all of them; the side that connects decides
@@ -28,6 +31,10 @@ pub struct TcpConfig {
     pub receive_buffer_bytes: usize,
     /// Payloads of at least so many bytes are sent without a copy while that works. `None`: never.
     pub zero_copy_from: Option<usize>,
+    /// The secret that peers share; with another one neither side admits the other.
+    pub key: SharedKey,
+    /// What peers may do with this node's slots.
+    pub access: PeerAccess,
 }
 
 impl Default for TcpConfig {
@@ -43,6 +50,8 @@ impl Default for TcpConfig {
             send_buffer_bytes: 0,
             receive_buffer_bytes: 0,
             zero_copy_from: Some(64 << 10),
+            key: SharedKey::default(),
+            access: PeerAccess::default(),
         }
     }
 }

@@ -6,12 +6,13 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES};
 use io_uring::{opcode, squeue, types};
 
+use crate::hello::HELLO_BYTES;
 use crate::receive::Receiver;
 use crate::send::Sender;
 use crate::socket::RawAddress;
-use crate::wire::HEADER_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -42,8 +43,11 @@ pub(crate) struct Connection {
     pub(crate) is_receiving: bool,
     /// It is in the list of those to look after.
     pub(crate) is_dirty: bool,
-    pub(crate) hello_out: [u8; HEADER_BYTES],
-    pub(crate) hello_in: [u8; HEADER_BYTES],
+    pub(crate) authentication: Authentication,
+    pub(crate) opening_out: [u8; OPENING_BYTES],
+    pub(crate) opening_in: [u8; OPENING_BYTES],
+    pub(crate) hello_out: [u8; HELLO_BYTES],
+    pub(crate) hello_in: [u8; HELLO_BYTES],
     pub(crate) address: Option<Box<RawAddress>>,
     pub(crate) halves: Option<Box<Halves>>,
 }
@@ -67,8 +71,11 @@ impl Connection {
             operations_in_flight: 0,
             is_receiving: false,
             is_dirty: false,
-            hello_out: [0; HEADER_BYTES],
-            hello_in: [0; HEADER_BYTES],
+            authentication: Authentication::accepting(),
+            opening_out: [0; OPENING_BYTES],
+            opening_in: [0; OPENING_BYTES],
+            hello_out: [0; HELLO_BYTES],
+            hello_in: [0; HELLO_BYTES],
             address: None,
             halves: None,
         }
@@ -92,14 +99,31 @@ impl Connection {
         self.named(opcode::Connect::new(self.descriptor(), start.cast(), len).build())
     }
 
+    pub(crate) fn send_opening(&self) -> squeue::Entry {
+        self.send_whole(&self.opening_out)
+    }
+
+    pub(crate) fn receive_opening(&mut self) -> squeue::Entry {
+        let (start, len) = (self.opening_in.as_mut_ptr(), OPENING_BYTES as u32);
+        self.receive_whole(start, len)
+    }
+
     pub(crate) fn send_hello(&self) -> squeue::Entry {
-        let (start, len) = (self.hello_out.as_ptr(), HEADER_BYTES as u32);
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-        self.named(opcode::Send::new(self.descriptor(), start, len).flags(flags).build())
+        self.send_whole(&self.hello_out)
     }
 
     pub(crate) fn receive_hello(&mut self) -> squeue::Entry {
-        let (start, len) = (self.hello_in.as_mut_ptr(), HEADER_BYTES as u32);
+        let (start, len) = (self.hello_in.as_mut_ptr(), HELLO_BYTES as u32);
+        self.receive_whole(start, len)
+    }
+
+    fn send_whole(&self, bytes: &[u8]) -> squeue::Entry {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
+        let entry = opcode::Send::new(self.descriptor(), bytes.as_ptr(), bytes.len() as u32);
+        self.named(entry.flags(flags).build())
+    }
+
+    fn receive_whole(&self, start: *mut u8, len: u32) -> squeue::Entry {
         self.named(opcode::Recv::new(self.descriptor(), start, len).flags(libc::MSG_WAITALL).build())
     }
 

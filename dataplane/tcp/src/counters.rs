@@ -42,6 +42,8 @@ pub struct TcpCounters {
     pub refused_handshakes: Counter,
     /// Of those, the ones that did not greet, or did not get all their siblings, in time.
     pub handshake_timeouts: Counter,
+    /// Handshakes, of either side, in which the peer did not prove that it holds this node's secret.
+    pub unproved_handshakes: Counter,
     /// Registrations of slab or descriptors that the kernel refused; it works without, at a small cost.
     pub failed_registrations: Counter,
 }

@@ -36,7 +36,7 @@ pub struct TcpFabric {
 }
 
 impl TcpFabric {
-    /// A node whose peers may write into `slab`, which lies in host memory, and read from it. With an address, others
+    /// A node whose peers may write into `slab`, which lies in host memory, and read from it, as [`TcpConfig::access`] says. With an address, others
     /// can connect to it there (port 0: see [`TcpFabric::listening_on`]). The thread that first flushes or
     /// polls must go on driving it, and drop it.
     pub fn new(slab: Arc<Slab>, listen: Option<SocketAddr>, config: TcpConfig) -> Result<Self, TcpError> {
@@ -100,7 +100,7 @@ impl Fabric for TcpFabric {
     }
 
     fn shown_slab(&self) -> Option<Arc<Slab>> {
-        Some(Arc::clone(&self.slab))
+        self.config.access.is_shown().then(|| Arc::clone(&self.slab))
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

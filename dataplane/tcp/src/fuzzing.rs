@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dataplane_fabric::{Event, PeerId};
+use dataplane_fabric::{Event, PeerAccess, PeerId};
 use dataplane_memory::{Slab, SlotPool, SlotRef};
 
 use crate::extent::Extent;
@@ -94,6 +94,7 @@ impl Stream {
                 events: &mut self.events,
                 peer: PeerId(1),
                 index: 0,
+                access: PeerAccess::ReadWrite,
                 releases: false,
                 frames: 0,
             };

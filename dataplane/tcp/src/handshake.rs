@@ -1,7 +1,8 @@
 //! How connections begin: accepting, connecting, and when either takes too long. Joining is in `join`.
 //!
-//! The side that connects draws the session's number and opens all connections of both lanes; each carries a
-//! hello with its place. The other side groups them and answers each with the same hello. A session is open on
+//! The side that connects draws the session's number and opens all connections of both lanes. On each, both sides send
+//! an opening, then the side that connects sends a hello with the connection's place and its proof
+//! (`dataplane_fabric::auth`). The other side groups them and answers each with the same hello and its own proof. A session is open on
 //! the accepting side when all answers are sent, on the other when all have come; data is read only then.
 //! Strangers (accepted, not greeted) are counted apart, bounded, and timed out. Not a hot path.
 
@@ -9,13 +10,14 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Instant;
 
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES, random_bytes};
 use dataplane_fabric::{ConnectError, PeerId};
 use io_uring::{opcode, types};
 
 use crate::connection::{Connection, Phase};
 use crate::fabric::TcpFabric;
 use crate::hello::Hello;
-use crate::session::{Session, Stage, draw_session_id};
+use crate::session::{Session, Stage};
 use crate::socket;
 use crate::token::{OperationKind, Token};
 
@@ -110,7 +112,7 @@ impl TcpFabric {
         };
         self.handshakes.strangers += 1;
         self.arm_timer();
-        self.receive_hello(number);
+        self.receive_opening(number);
     }
 
     fn refuse_oldest(&mut self) {
@@ -136,6 +138,51 @@ impl TcpFabric {
         Some(number)
     }
 
+    fn receive_opening(&mut self, number: u32) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        let entry = connection.receive_opening();
+        connection.operations_in_flight += 1;
+        // SAFETY: the buffer is in the boxed connection, which lives until the operation is reaped.
+        unsafe { self.ring.push(entry, Token::of(OperationKind::OpeningReceive, number)) };
+    }
+
+    fn send_opening(&mut self, number: u32, bytes: [u8; OPENING_BYTES]) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        connection.opening_out = bytes;
+        let entry = connection.send_opening();
+        connection.operations_in_flight += 1;
+        // SAFETY: as for the receive; nothing writes to the buffer meanwhile: an opening is sent once.
+        unsafe { self.ring.push(entry, Token::of(OperationKind::OpeningSend, number)) };
+    }
+
+    pub(crate) fn opening_sent(&mut self, number: u32, result: i32) {
+        if result != OPENING_BYTES as i32 {
+            self.close(number, "the opening could not be sent");
+        }
+    }
+
+    /// The other side's nonce is here: the side that accepts answers with its own, the side that connects says hello.
+    pub(crate) fn opening_received(&mut self, number: u32, result: i32) {
+        let Some(connection) = self.connections.get_mut(number) else { return };
+        if result != OPENING_BYTES as i32 {
+            self.close(number, "the peer closed the connection instead of greeting");
+            return;
+        }
+        let session = connection.session;
+        match connection.authentication.opened(&connection.opening_in) {
+            Ok(answer) => {
+                if let Some(answer) = answer {
+                    self.send_opening(number, answer);
+                }
+                if let Some(session) = session {
+                    self.send_hello(number, session);
+                }
+                self.receive_hello(number);
+            }
+            Err(error) => self.close(number, &format!("protocol error: {error}")),
+        }
+    }
+
     fn receive_hello(&mut self, number: u32) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         let entry = connection.receive_hello();
@@ -154,7 +201,11 @@ impl TcpFabric {
             connections: session.connections_per_lane as u8,
             reads_max: self.config.reads_max as u32,
         };
-        connection.hello_out = hello.encode();
+        let hello = hello.encode();
+        let Ok(proved) = connection.authentication.prove(&self.config.key, &hello) else { return };
+        let (frame, proof) = connection.hello_out.split_at_mut(hello.len());
+        frame.copy_from_slice(&hello);
+        proof.copy_from_slice(&proved);
         let entry = connection.send_hello();
         connection.operations_in_flight += 1;
         // SAFETY: as for the receive.
@@ -177,7 +228,8 @@ impl TcpFabric {
         // All sockets first: when one cannot be had, nothing has begun.
         let sockets = (0..2 * per_lane).map(|_| socket::new_socket(&target).map_err(std::io::Error::from));
         let sockets: Vec<OwnedFd> = sockets.collect::<Result<_, _>>().map_err(system)?;
-        let id = draw_session_id().map_err(system)?;
+        let random = |_| system(std::io::Error::other("no random bytes"));
+        let id = u64::from_ne_bytes(random_bytes().map_err(random)?);
         let deadline = Instant::now() + self.config.handshake_timeout;
         let session = Session::new(id, per_lane, true, deadline);
         let Some(index) = self.sessions.insert(Box::new(session)) else { return Err(too_many) };
@@ -211,9 +263,14 @@ impl TcpFabric {
             return;
         }
         let Some(connection) = self.connections.get_mut(number) else { return };
-        let Some(session) = connection.session else { return };
         connection.phase = Phase::Greeting;
-        self.send_hello(number, session);
-        self.receive_hello(number);
+        match Authentication::connecting() {
+            Ok((authentication, bytes)) => {
+                connection.authentication = authentication;
+                self.send_opening(number, bytes);
+                self.receive_opening(number);
+            }
+            Err(error) => self.close(number, &error.to_string()),
+        }
     }
 }

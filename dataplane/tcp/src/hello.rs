@@ -1,11 +1,15 @@
-//! The first 32 bytes of each side of a connection; the layout is in `wire`.
+//! What each side of a connection says of itself, after the openings; the layout is in `wire`. A proof follows it.
+
+use dataplane_fabric::auth::PROOF_BYTES;
 
 use crate::wire::{HEADER_BYTES, SIBLINGS_MAX};
 
+/// Bytes of a hello with its proof.
+pub(crate) const HELLO_BYTES: usize = HEADER_BYTES + PROOF_BYTES;
 const MAGIC: [u8; 8] = *b"KVSRTCP\0";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
-/// The first 32 bytes of each side. The acceptor answers with the same session, lane and index.
+/// The acceptor answers with the same session, lane and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// Drawn by the side that connects; the same on all connections of a peer.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use dataplane_fabric::{Completion, Event, PeerId};
+use dataplane_fabric::{Completion, Event, PeerAccess, PeerId};
 use dataplane_memory::Slab;
 
 use crate::extent::Extent;
@@ -21,6 +21,8 @@ pub(crate) struct Inbound<'a> {
     pub(crate) peer: PeerId,
     /// Which of the lane's connections this is.
     pub(crate) index: usize,
+    /// What the peer may do with our slots.
+    pub(crate) access: PeerAccess,
     /// Set when connection 0 may go on.
     pub(crate) releases: bool,
     pub(crate) frames: u64,
@@ -39,6 +41,8 @@ impl Inbound<'_> {
             {
                 Err("a frame that keeps the order, on a connection that has none")
             }
+            Header::Write { .. } if !self.access.is_shown() => Err("a write to slots that are not shown"),
+            Header::Read { .. } if !self.access.allows_reads() => Err("a read of slots that may not be read"),
             Header::Write { len, target, rows, .. } | Header::Read { len, from: target, rows, .. } => {
                 let extent =
                     Extent::new(target.slot, target.offset, len, rows).ok_or("rows that do not fit")?;

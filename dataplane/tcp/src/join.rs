@@ -2,11 +2,12 @@
 
 use std::time::Instant;
 
+use dataplane_fabric::auth::{AuthError, PROOF_BYTES, SharedKey};
 use dataplane_fabric::{Event, PeerId, Priority};
 
-use crate::connection::{Halves, Phase};
+use crate::connection::{Connection, Halves, Phase};
 use crate::fabric::TcpFabric;
-use crate::hello::Hello;
+use crate::hello::{HELLO_BYTES, Hello};
 use crate::reads::Reads;
 use crate::receive::Receiver;
 use crate::send::Sender;
@@ -20,11 +21,19 @@ pub(crate) const TURN_BYTES_MAX: [usize; Priority::ALL.len()] = [4 << 20, 256 <<
 impl TcpFabric {
     pub(crate) fn hello_received(&mut self, number: u32, result: i32) {
         let Some(connection) = self.connections.get(number) else { return };
-        if result != HEADER_BYTES as i32 {
-            self.close(number, "the peer closed the connection instead of greeting");
+        if result != HELLO_BYTES as i32 {
+            let reason =
+                "the peer closed the connection instead of greeting; a peer with another secret does so";
+            self.close(number, reason);
             return;
         }
-        let (hello, session) = (Hello::decode(&connection.hello_in), connection.session);
+        if let Err(error) = check_proof(connection, &self.config.key) {
+            self.counters.unproved_handshakes.add(1);
+            self.close(number, &format!("the peer is refused: {error}"));
+            return;
+        }
+        let Some(frame) = connection.hello_in.first_chunk::<HEADER_BYTES>() else { return };
+        let (hello, session) = (Hello::decode(frame), connection.session);
         let joined = hello.and_then(|hello| match session {
             Some(session) => self.answered(number, session, hello),
             None => self.join(number, hello),
@@ -92,7 +101,7 @@ impl TcpFabric {
     pub(crate) fn hello_sent(&mut self, number: u32, result: i32) {
         let Some(connection) = self.connections.get(number) else { return };
         let Some(index) = connection.session else { return };
-        if result != HEADER_BYTES as i32 {
+        if result != HELLO_BYTES as i32 {
             self.close(number, "the hello could not be sent");
         } else if self.sessions.get(index).is_some_and(|session| !session.we_connected) {
             self.greeted(number, index);
@@ -128,5 +137,15 @@ impl TcpFabric {
             lane.reserve(self.connections.len());
         }
         connections.into_iter().for_each(|connection| self.arm_receive(connection));
+    }
+}
+
+/// Whether the sender of the hello holds this node's secret.
+fn check_proof(connection: &Connection, key: &SharedKey) -> Result<(), AuthError> {
+    let hello = connection.hello_in.first_chunk::<HEADER_BYTES>();
+    let proof = connection.hello_in.last_chunk::<PROOF_BYTES>();
+    match (hello, proof) {
+        (Some(hello), Some(proof)) => connection.authentication.check(key, hello, proof),
+        _ => Err(AuthError::Secret),
     }
 }

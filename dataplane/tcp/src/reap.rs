@@ -58,6 +58,8 @@ impl TcpFabric {
         let (number, result) = (reaped.token.connection, reaped.result);
         match reaped.token.kind {
             OperationKind::Connect => self.connected(number, result),
+            OperationKind::OpeningReceive => self.opening_received(number, result),
+            OperationKind::OpeningSend => self.opening_sent(number, result),
             OperationKind::HelloReceive => self.hello_received(number, result),
             OperationKind::HelloSend => self.hello_sent(number, result),
             OperationKind::Receive => self.received(number, result),
@@ -115,6 +117,7 @@ impl TcpFabric {
             events: &mut self.events,
             peer: session.peer,
             index,
+            access: self.config.access,
             releases: false,
             frames: 0,
         };

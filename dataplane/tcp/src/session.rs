@@ -64,15 +64,3 @@ impl Session {
         self.greeted == self.connections_per_lane * self.lanes.len()
     }
 }
-
-/// A number that nobody else has, from the kernel.
-pub(crate) fn draw_session_id() -> std::io::Result<u64> {
-    let mut bytes = [0_u8; 8];
-    // SAFETY: the buffer is as long as said.
-    let filled = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if filled == bytes.len() as isize {
-        Ok(u64::from_ne_bytes(bytes))
-    } else {
-        Err(std::io::Error::last_os_error())
-    }
-}

@@ -18,6 +18,8 @@ pub(crate) enum OperationKind {
     HelloReceive,
     Receive,
     Send,
+    OpeningSend,
+    OpeningReceive,
     Cancel,
 }
 
@@ -39,6 +41,8 @@ impl Token {
             4 => OperationKind::HelloReceive,
             5 => OperationKind::Receive,
             6 => OperationKind::Send,
+            7 => OperationKind::OpeningSend,
+            8 => OperationKind::OpeningReceive,
             _ => OperationKind::Cancel,
         };
         Self { kind, connection: (word as u32) >> 4, sequence: (word >> 32) as u32 }
@@ -54,6 +58,7 @@ mod tests {
         for (kind, connection, sequence) in [
             (OperationKind::Accept, 0, 0),
             (OperationKind::Send, (1 << 20) - 1, u32::MAX),
+            (OperationKind::OpeningReceive, 3, 0),
             (OperationKind::Cancel, 7, 1),
         ] {
             let token = Token { kind, connection, sequence };

@@ -1,4 +1,5 @@
-//! What travels. A connection begins with one hello of 32 bytes each way. Then come batches: one to
+//! What travels. A connection begins with one opening each way (`dataplane_fabric::auth`), then one hello of 32 bytes and
+//! its proof of 32 bytes each way. Then come batches: one to
 //! [`BATCH_FRAMES_MAX`] headers of 32 bytes, then the payloads of those headers in the same order. Because the
 //! headers come first, the receiver knows the place of every payload byte of a batch before the first arrives.
 //!

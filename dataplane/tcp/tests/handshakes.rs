@@ -6,9 +6,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::{Event, Fabric};
+use dataplane_fabric::auth::{Authentication, PROOF_BYTES, SharedKey};
+use dataplane_fabric::{Completion, Event, Fabric, Operation, PeerAccess, Priority, SlotRange};
 use dataplane_tcp::{TcpConfig, TcpFabric};
-use nodes::{PATIENCE, hello, listening, pool};
+use nodes::{Nodes, PATIENCE, hello, listening, pool, say_hello};
 
 fn poll_until(
     fabric: &mut TcpFabric,
@@ -54,15 +55,20 @@ fn silent_connections_hold_no_place_and_time_out() {
     assert_eq!(node.counters().handshake_timeouts.get(), 0, "room was made at once");
     let mut friends = [TcpStream::connect(address(&node)), TcpStream::connect(address(&node))]
         .map(|it| it.expect("connect"));
+    let (key, mut events) = (SharedKey::default(), Vec::new());
+    let mut proofs: Vec<Authentication> = Vec::new();
     for (lane, friend) in friends.iter_mut().enumerate() {
-        friend.write_all(&hello(7, lane as u8, 0, 1)).expect("hello");
+        let hello = hello(7, lane as u8, 0, 1);
+        proofs.extend(say_hello(&mut node, friend, &hello, &key, &mut events));
     }
-    let events = poll_until(&mut node, "accepted", |_, events| !events.is_empty());
+    events.extend(poll_until(&mut node, "accepted", |_, events| !events.is_empty()));
     assert!(matches!(events[..], [Event::Accepted { .. }]));
-    for friend in &mut friends {
-        let mut answer = [0; 32];
+    for (friend, proofs) in friends.iter_mut().zip(proofs) {
+        let mut answer = [0; 64];
         friend.read_exact(&mut answer).expect("answer");
         assert_eq!(answer[..13], hello(7, answer[10], 0, 1)[..13]);
+        let proof = answer.last_chunk::<PROOF_BYTES>().expect("a proof");
+        assert_eq!(proofs.check(&key, &answer[..32], proof), Ok(()), "the node proves itself too");
     }
     poll_until(&mut node, "all strangers gone", |node, _| node.counters().refused_handshakes.get() == 40);
     assert!(node.counters().handshake_timeouts.get() >= 14);
@@ -74,12 +80,13 @@ fn silent_connections_hold_no_place_and_time_out() {
 fn wrong_duplicate_and_late_connections_are_refused() {
     let config = TcpConfig { handshake_timeout: Duration::from_millis(300), ..TcpConfig::default() };
     let mut node = listening(&pool(4096, 1), config);
+    let key = SharedKey::default();
     let mut greet = |bytes: [u8; 32]| {
         let mut stream = TcpStream::connect(address(&node)).expect("connect");
-        stream.write_all(&bytes).expect("hello");
+        let mut events = Vec::new();
+        assert!(say_hello(&mut node, &mut stream, &bytes, &key, &mut events).is_some());
         // One after the other, so that it is known which comes first.
         let start = Instant::now();
-        let mut events = Vec::new();
         while start.elapsed() < Duration::from_millis(20) {
             node.poll(16, &mut events);
         }
@@ -103,7 +110,7 @@ fn wrong_duplicate_and_late_connections_are_refused() {
     let events =
         poll_until(&mut node, "the time-out", |node, _| node.counters().handshake_timeouts.get() == 1);
     assert!(events.is_empty(), "nobody was told of it, so nobody is told of its end: {events:?}");
-    let mut answer = [0; 32];
+    let mut answer = [0; 64];
     half.set_nonblocking(false).expect("blocking");
     assert!(half.read_exact(&mut answer).is_err() || is_closed(&mut half));
 }
@@ -122,12 +129,14 @@ fn a_peer_that_never_answers_is_reported() {
 #[test]
 fn garbage_after_the_hello_ends_the_session() {
     let mut node = listening(&pool(4096, 1), TcpConfig::default());
+    let mut events = Vec::new();
     let mut streams = [0, 1].map(|lane| {
         let mut stream = TcpStream::connect(address(&node)).expect("connect");
-        stream.write_all(&hello(9, lane, 0, 1)).expect("hello");
+        let (key, hello) = (SharedKey::default(), hello(9, lane, 0, 1));
+        say_hello(&mut node, &mut stream, &hello, &key, &mut events).expect("greeted");
         stream
     });
-    poll_until(&mut node, "accepted", |_, events| !events.is_empty());
+    poll_until(&mut node, "accepted", |_, more| !more.is_empty() || !events.is_empty());
     streams[1].write_all(&[0xEE; 100]).expect("garbage");
     let events = poll_until(&mut node, "the end", |_, events| !events.is_empty());
     assert!(
@@ -138,4 +147,106 @@ fn garbage_after_the_hello_ends_the_session() {
     let mut answer = [0; 64];
     while streams[0].read(&mut answer).is_ok_and(|bytes| bytes > 0) {}
     assert!(is_closed(&mut streams[0]), "the other lane ends too");
+}
+
+fn with_secret(letter: &str) -> TcpConfig {
+    let key = SharedKey::from_secret(letter.repeat(32).as_bytes()).expect("long enough");
+    TcpConfig { key, ..TcpConfig::default() }
+}
+
+#[test]
+fn only_peers_with_the_same_secret_are_admitted() {
+    let (ours, other, none) = (with_secret("a"), with_secret("b"), TcpConfig::default());
+    for (here, there, is_admitted) in [
+        (&ours, &ours, true),
+        (&ours, &other, false),
+        (&ours, &none, false),
+        (&none, &ours, false),
+        (&none, &none, true),
+    ] {
+        let mut acceptor = listening(&pool(4096, 1), here.clone());
+        let mut initiator = listening(&pool(4096, 1), there.clone());
+        initiator.connect(&address(&acceptor).to_string()).expect("address");
+        let (mut seen, mut heard, start) = (Vec::new(), Vec::new(), Instant::now());
+        while heard.is_empty() || is_admitted && seen.is_empty() {
+            acceptor.flush();
+            acceptor.poll(16, &mut seen);
+            initiator.flush();
+            initiator.poll(16, &mut heard);
+            assert!(start.elapsed() < PATIENCE, "neither admitted nor refused");
+        }
+        let refused = acceptor.counters().unproved_handshakes.get();
+        if is_admitted {
+            assert!(matches!(heard[..], [Event::Connected { .. }]), "{heard:?}");
+            assert_eq!(refused, 0);
+        } else {
+            let is_told = |reason: &str| reason.contains("another secret") || reason.contains("reset");
+            assert!(matches!(&heard[..], [Event::PeerDown { reason, .. }] if is_told(reason)), "{heard:?}");
+            assert!(refused > 0 && seen.is_empty(), "the acceptor tells nobody of a stranger: {seen:?}");
+        }
+    }
+}
+
+/// A node that a stranger pretends to be learns nothing but a proof, and is not believed.
+#[test]
+fn a_listener_without_the_secret_is_refused_by_the_side_that_connects() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    let mut node = listening(&pool(4096, 1), with_secret("a"));
+    node.connect(&listener.local_addr().expect("address").to_string()).expect("address");
+    listener.set_nonblocking(true).expect("nonblocking");
+    let mut events = Vec::new();
+    let mut stream = loop {
+        node.flush();
+        node.poll(16, &mut events);
+        if let Ok((stream, _)) = listener.accept() {
+            break stream;
+        }
+    };
+    stream.set_nonblocking(false).expect("blocking");
+    let mut authentication = Authentication::accepting();
+    let mut opening = [0; 32];
+    stream.read_exact(&mut opening).expect("an opening");
+    let answer = authentication.opened(&opening).expect("an opening").expect("an answer");
+    stream.write_all(&answer).expect("sent");
+    let mut theirs = [0; 64];
+    stream.set_nonblocking(true).expect("nonblocking");
+    let start = Instant::now();
+    while stream.peek(&mut theirs).map_or(0, |bytes| bytes) < 64 {
+        node.flush();
+        node.poll(16, &mut events);
+        assert!(start.elapsed() < PATIENCE);
+    }
+    // Its hello sent back, with a proof by another key.
+    let proof = authentication.prove(&SharedKey::default(), &theirs[..32]).expect("agreed");
+    stream.write_all(&[&theirs[..32], &proof].concat()).expect("sent");
+    let events = poll_until(&mut node, "the end", |_, events| !events.is_empty());
+    assert!(
+        matches!(&events[..], [Event::PeerDown { reason, .. }] if reason.contains("transfer.secret_file")),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn peers_do_with_slots_only_what_they_may() {
+    for (access, may_write, may_read) in [
+        (PeerAccess::None, false, false),
+        (PeerAccess::Write, true, false),
+        (PeerAccess::ReadWrite, true, true),
+    ] {
+        for (is_read, may) in [(false, may_write), (true, may_read)] {
+            let mut nodes = Nodes::new(&TcpConfig { access, ..TcpConfig::default() }, 4096, 2);
+            let (source, target) =
+                (nodes.pool_a.acquire().expect("slot"), nodes.pool_b.acquire().expect("slot"));
+            let operation = if is_read {
+                let into = SlotRange { slot: source.clone(), offset: 0, len: 64 };
+                Operation::Read { into, from: nodes::target(&target), rows: None }
+            } else {
+                nodes::write(&source, &target, 64, None)
+            };
+            nodes.post(Priority::Urgent, 1, operation);
+            nodes.until("the answer", |nodes| nodes::completed(&nodes.seen_a, 1).is_some());
+            let expected = if may { Completion::Done } else { Completion::PeerDown };
+            assert_eq!(nodes::completed(&nodes.seen_a, 1), Some(expected), "{access:?} read: {is_read}");
+        }
+    }
 }

@@ -6,9 +6,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use dataplane_fabric::auth::SharedKey;
 use dataplane_fabric::{Event, Fabric};
 use dataplane_tcp::{TcpConfig, TcpFabric};
-use nodes::{PATIENCE, content, header, hello, is_down, listening, pool};
+use nodes::{PATIENCE, content, header, hello, is_down, listening, pool, say_hello};
 
 const MESSAGE: u8 = 2;
 const WRITE: u8 = 3;
@@ -20,17 +21,19 @@ const WITH_IMMEDIATE: u8 = 1;
 fn join(node: &mut TcpFabric, per_lane: u8) -> Vec<TcpStream> {
     let address = node.listening_on().expect("bound");
     let places = (0..2).flat_map(|lane| (0..per_lane).map(move |index| (lane, index)));
+    let (mut events, key) = (Vec::new(), SharedKey::default());
     let mut streams: Vec<TcpStream> = places
         .map(|(lane, index)| {
             let mut stream = TcpStream::connect(address).expect("connect");
             stream.set_nodelay(true).expect("nodelay");
-            stream.write_all(&hello(11, lane, index, per_lane)).expect("hello");
+            let proofs = say_hello(node, &mut stream, &hello(11, lane, index, per_lane), &key, &mut events);
+            assert!(proofs.is_some());
             stream
         })
         .collect();
-    let events = poll(node, |events| !events.is_empty());
+    events.extend(poll(node, |events| !events.is_empty()));
     assert!(matches!(events[..], [Event::Accepted { .. }]), "{events:?}");
-    streams.iter_mut().for_each(|stream| stream.read_exact(&mut [0; 32]).expect("answer"));
+    streams.iter_mut().for_each(|stream| stream.read_exact(&mut [0; 64]).expect("answer"));
     streams
 }
 

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use dataplane_fabric::PeerAccess;
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 use crate::VerbsError;
@@ -23,7 +24,7 @@ impl BounceBuffers {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>, count: u32, bytes: usize) -> Result<Self, VerbsError> {
         let layout = SlabLayout { slot_bytes: bytes, slot_count: count };
         let slab = Arc::new(Slab::create("kvasir-rdma-send", layout, PageSize::HugeIfAvailable)?);
-        let access = Access { remote: false, relaxed_ordering: false };
+        let access = Access { remote: PeerAccess::None, relaxed_ordering: false };
         let region = MemoryRegion::of_slab(domain, &slab, access)?;
         Ok(Self { region, slab, free: (0..count).rev().collect() })
     }

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use dataplane_fabric::PeerAccess;
+use dataplane_fabric::auth::SharedKey;
+
 use crate::VerbsError;
 
 /// Largest message of an Ethernet or InfiniBand packet that a path may carry.
@@ -97,9 +100,11 @@ pub struct VerbsConfig {
     pub connections_max: usize,
     /// Those of them that may be in the middle of the handshake because a peer asked, 1..=4096.
     pub handshakes_max: usize,
-    /// Whether peers may read and write the fabric's own slab. A client that only reads and writes its peers' slots needs
-    /// false: it then shows them nothing, and no key of its memory works for others.
-    pub is_shown: bool,
+    /// What peers may do with the fabric's own slab, as the device enforces it: with [`PeerAccess::None`] no key of this
+    /// node's memory works for others. A peer that may write can write the whole slab: a device knows no generations.
+    pub access: PeerAccess,
+    /// The secret that peers share; with another one neither side admits the other.
+    pub key: SharedKey,
     /// Slabs that can be registered besides the fabric's own, 0..=1024.
     pub slabs_max: usize,
     /// A peer that has not finished the handshake by then is dropped, 10 ms..=5 min.
@@ -144,7 +149,8 @@ impl Default for VerbsConfig {
             send_buffers: 1024,
             connections_max: 512,
             handshakes_max: 128,
-            is_shown: true,
+            access: PeerAccess::default(),
+            key: SharedKey::default(),
             slabs_max: 64,
             handshake_timeout: Duration::from_secs(5),
             peer_dead_after: Duration::from_secs(10),

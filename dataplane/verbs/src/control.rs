@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use dataplane_fabric::auth::AuthError;
 use dataplane_fabric::{ConnectError, Event, PeerId};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -163,12 +164,13 @@ impl VerbsFabric {
             address: address.to_owned(),
             reason: "not an ip:port".to_owned(),
         })?;
-        let exchange = Exchange::connect(target, self.local.config.peer_dead_after).map_err(system)?;
+        let exchange =
+            Exchange::connect(target, self.local.config.peer_dead_after, self.local.config.key.clone());
+        let exchange = exchange.map_err(system)?;
         let (peer, psns) = (self.new_peer(), self.psns());
         let mut connection = Connection::new(peer, target, exchange, psns, &self.local.config, true);
         let other = |error: VerbsError| system(std::io::Error::other(error.to_string()));
         self.local.equip(&mut connection.lanes).map_err(other)?;
-        connection.greet(&self.local);
         self.insert(connection).map_err(other)?;
         Ok(peer)
     }
@@ -183,7 +185,7 @@ impl VerbsFabric {
                 Ok((socket, address)) => {
                     tune(&socket, self.local.config.peer_dead_after);
                     let (peer, psns) = (self.new_peer(), self.psns());
-                    let exchange = Exchange::new(socket);
+                    let exchange = Exchange::accepted(socket, self.local.config.key.clone());
                     let connection =
                         Connection::new(peer, address, exchange, psns, &self.local.config, false);
                     if let Err(error) = self.insert(connection) {
@@ -219,7 +221,21 @@ impl VerbsFabric {
         match exchange.read() {
             Incoming::Nothing => {}
             Incoming::End(reason) => return self.begin_end(number, &reason),
+            Incoming::Opened => {
+                if connection.is_initiator {
+                    connection.greet(&self.local);
+                }
+                let sent = connection.exchange.as_mut().map_or(Ok(()), Exchange::write);
+                if let Err(error) = sent {
+                    return self.begin_end(number, &error);
+                }
+            }
             Incoming::Frame(frame) => self.frame(number, &frame),
+            Incoming::Unproved => {
+                self.metrics.handshakes_unproved += 1;
+                self.refuse(number, Refusal::Secret);
+                return self.begin_end(number, &format!("the peer is refused: {}", AuthError::Secret));
+            }
         }
         let Some(connection) = self.connections.get_mut(&number) else { return };
         let Some(exchange) = &mut connection.exchange else { return };
@@ -273,8 +289,8 @@ impl VerbsFabric {
 
     fn refuse(&mut self, number: u64, reason: Refusal) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        // Before its hello was queued: else there is no room, and the end of the socket says it all.
-        if connection.is_initiator {
+        // Before our hello was queued: else there is no room, and the end of the socket says it all.
+        if connection.is_initiator || connection.phase != Phase::Greeting {
             return;
         }
         if let Some(exchange) = &mut connection.exchange {

@@ -77,7 +77,7 @@ pub struct VerbsFabric {
 }
 
 impl VerbsFabric {
-    /// A node on `device` whose peers may read and write the slots of `slab` (unless [`VerbsConfig::is_shown`] is false), in
+    /// A node on `device` whose peers may read and write the slots of `slab` (as [`VerbsConfig::access`] says), in
     /// this machine's memory or in an accelerator's that the card can reach ([`VerbsFabric::registration`]); with an address, others can
     /// connect to it there (port 0: see [`VerbsFabric::listening_on`]). The device's asynchronous events are
     /// this fabric's: no two fabrics share an opened device.
@@ -351,13 +351,13 @@ impl Fabric for VerbsFabric {
     }
 
     fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.local.regions.first().filter(|_| self.local.config.is_shown)?.slab().cloned()
+        self.local.regions.first().filter(|_| self.local.config.access.is_shown())?.slab().cloned()
     }
 
     /// The first region is the fabric's own slab; the others are sources and destinations only.
     fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
         match self.local.region_of(slab) {
-            Some(0) if self.local.config.is_shown => DeviceReach::Peers,
+            Some(0) if self.local.config.access.is_shown() => DeviceReach::Peers,
             Some(_) => DeviceReach::Local,
             None => DeviceReach::None,
         }

@@ -1,5 +1,7 @@
 //! The TCP side of a connection: sockets, and frames read and written without blocking.
 //!
+//! Both sides send an opening first; every frame after it is followed by its proof (`dataplane_fabric::auth`).
+//!
 //! The socket stays open after the handshake as the channel of liveness: the kernel tells of a killed peer at
 //! once, and of a silent one after keepalive probes or unacknowledged bytes have waited for the configured
 //! time. Runs a few times per connection; not a hot path.
@@ -8,20 +10,25 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES, PROOF_BYTES, SharedKey};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::VerbsError;
 use crate::wire::{HANDSHAKE_BYTES, Handshake};
 
-/// Frames that one side sends at most: its hello and its ready, or its refusal.
-const OUTGOING_BYTES_MAX: usize = 2 * HANDSHAKE_BYTES;
+/// Bytes of a frame with its proof.
+const PROVED_BYTES: usize = HANDSHAKE_BYTES + PROOF_BYTES;
+/// What one side sends at most: its opening, and its hello and its ready, or its refusal.
+const OUTGOING_BYTES_MAX: usize = OPENING_BYTES + 2 * PROVED_BYTES;
 
 /// A nonblocking socket with the frame that is being read and those that are being written.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub(crate) socket: TcpStream,
-    incoming: [u8; HANDSHAKE_BYTES],
+    key: SharedKey,
+    authentication: Authentication,
+    incoming: [u8; PROVED_BYTES],
     received: usize,
     outgoing: [u8; OUTGOING_BYTES_MAX],
     queued: usize,
@@ -33,20 +40,31 @@ pub(crate) struct Exchange {
 pub(crate) enum Incoming {
     /// Nothing complete yet.
     Nothing,
-    /// A frame.
+    /// The openings are exchanged: frames may follow.
+    Opened,
+    /// A frame of a peer that holds our secret.
     Frame(Handshake),
+    /// A frame without the proof of that.
+    Unproved,
     /// The end, and why.
     End(String),
 }
 
 impl Exchange {
-    pub(crate) fn new(socket: TcpStream) -> Self {
-        let (incoming, outgoing) = ([0; HANDSHAKE_BYTES], [0; OUTGOING_BYTES_MAX]);
-        Self { socket, incoming, received: 0, outgoing, queued: 0, sent: 0 }
+    /// For a connection that was accepted.
+    pub(crate) fn accepted(socket: TcpStream, key: SharedKey) -> Self {
+        let (incoming, outgoing) = ([0; PROVED_BYTES], [0; OUTGOING_BYTES_MAX]);
+        let authentication = Authentication::accepting();
+        Self { socket, key, authentication, incoming, received: 0, outgoing, queued: 0, sent: 0 }
     }
 
     /// Starts a connection.
-    pub(crate) fn connect(address: SocketAddr, peer_dead_after: Duration) -> std::io::Result<Self> {
+    pub(crate) fn connect(
+        address: SocketAddr,
+        peer_dead_after: Duration,
+        key: SharedKey,
+    ) -> std::io::Result<Self> {
+        let (authentication, opening) = Authentication::connecting().map_err(std::io::Error::other)?;
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -56,7 +74,9 @@ impl Exchange {
         }
         let socket = TcpStream::from(socket);
         tune(&socket, peer_dead_after);
-        Ok(Self::new(socket))
+        let mut exchange = Self { authentication, ..Self::accepted(socket, key) };
+        exchange.queue_bytes(&opening);
+        Ok(exchange)
     }
 
     /// How connecting ended.
@@ -67,12 +87,19 @@ impl Exchange {
         }
     }
 
-    /// Queues a frame. There is room for every frame of a handshake.
+    /// Queues a frame and its proof. There is room for every frame of a handshake.
     pub(crate) fn queue(&mut self, frame: &Handshake) {
-        let room = &mut self.outgoing[self.queued..];
-        assert!(room.len() >= HANDSHAKE_BYTES, "a handshake has two frames in each direction");
-        room[..HANDSHAKE_BYTES].copy_from_slice(&frame.encode());
-        self.queued += HANDSHAKE_BYTES;
+        let frame = frame.encode();
+        let Ok(proof) = self.authentication.prove(&self.key, &frame) else { return };
+        self.queue_bytes(&frame);
+        self.queue_bytes(&proof);
+    }
+
+    fn queue_bytes(&mut self, bytes: &[u8]) {
+        let end = self.queued + bytes.len();
+        assert!(end <= OUTGOING_BYTES_MAX, "a handshake has an opening and two frames in each direction");
+        self.outgoing[self.queued..end].copy_from_slice(bytes);
+        self.queued = end;
     }
 
     /// Whether bytes wait to be written.
@@ -94,23 +121,49 @@ impl Exchange {
         Ok(())
     }
 
-    /// Reads at most one frame.
+    /// Reads at most one opening or frame.
     pub(crate) fn read(&mut self) -> Incoming {
         loop {
-            match self.socket.read(&mut self.incoming[self.received..]) {
+            let awaited = if self.authentication.is_agreed() { PROVED_BYTES } else { OPENING_BYTES };
+            match self.socket.read(&mut self.incoming[self.received..awaited]) {
                 Ok(0) => return Incoming::End("the peer closed the connection".to_owned()),
                 Ok(count) => self.received += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Incoming::Nothing,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Incoming::End(error.to_string()),
             }
-            if self.received == HANDSHAKE_BYTES {
+            if self.received == awaited {
                 self.received = 0;
-                return match Handshake::decode(&self.incoming) {
-                    Ok(frame) => Incoming::Frame(frame),
-                    Err(reason) => Incoming::End(format!("protocol error: {reason}")),
-                };
+                return self.received_whole();
             }
+        }
+    }
+
+    fn received_whole(&mut self) -> Incoming {
+        if self.authentication.is_agreed() {
+            return self.received_frame();
+        }
+        let Some(opening) = self.incoming.first_chunk() else { return Incoming::Nothing };
+        match self.authentication.opened(opening) {
+            Ok(answer) => {
+                if let Some(answer) = answer {
+                    self.queue_bytes(&answer);
+                }
+                Incoming::Opened
+            }
+            Err(error) => Incoming::End(format!("protocol error: {error}")),
+        }
+    }
+
+    fn received_frame(&self) -> Incoming {
+        let (frame, proof) = (self.incoming.first_chunk(), self.incoming.last_chunk());
+        let (Some(frame), Some(proof)) = (frame, proof) else { return Incoming::Nothing };
+        if self.authentication.check(&self.key, frame, proof).is_err() {
+            return Incoming::Unproved;
+        }
+        match Handshake::decode(frame) {
+            Ok(frame) => Incoming::Frame(frame),
+            Err(reason) => Incoming::End(format!("protocol error: {reason}")),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dataplane_fabric::PeerAccess;
 use dataplane_memory::Slab;
 
 use crate::VerbsError;
@@ -67,7 +68,7 @@ impl Local {
         let buffer_bytes = config.receive_buffer_bytes as usize;
         let receives = SharedReceiveQueue::new(&domain, receive_count, buffer_bytes, RECEIVE_TAG)?;
         let bounce = BounceBuffers::new(&domain, config.send_buffers, buffer_bytes)?;
-        let access = Access { remote: config.is_shown, relaxed_ordering: config.relaxed_ordering };
+        let access = Access { remote: config.access, relaxed_ordering: config.relaxed_ordering };
         let mut regions = Vec::with_capacity(1 + config.slabs_max);
         regions.push(MemoryRegion::of_slab(&domain, slab, access)?);
         let capacity = Capacity {
@@ -136,7 +137,8 @@ impl Local {
     /// The slots that peers may read and write.
     fn shown_slots(&self) -> RemoteSlots {
         let region = &self.regions[0];
-        let Some(layout) = region.slab().map(|slab| slab.layout()).filter(|_| self.config.is_shown) else {
+        let Some(layout) = region.slab().map(|slab| slab.layout()).filter(|_| self.config.access.is_shown())
+        else {
             return RemoteSlots::default();
         };
         RemoteSlots {
@@ -167,7 +169,7 @@ impl Local {
     pub(crate) fn equip(&self, lanes: &mut [Lane; 2]) -> Result<(), VerbsError> {
         for lane in lanes {
             let pair = QueuePair::new(&self.domain, &self.completions, &self.receives, self.capacity)?;
-            let pair = pair.initialise(self.port.number, self.config.is_shown)?;
+            let pair = pair.initialise(self.port.number, self.config.access)?;
             let Capacity { send_requests, entries, inline_bytes } = self.capacity;
             // Zero is what drivers that do not say leave there.
             let read_entries = match self.device.limits().read_entries {
@@ -193,7 +195,7 @@ impl Local {
             let (device, limit) = (self.device.name().to_owned(), self.config.slabs_max);
             return Err(VerbsError::TooMany { what: "registered slabs", device, limit });
         }
-        let access = Access { remote: false, relaxed_ordering: self.config.relaxed_ordering };
+        let access = Access { remote: PeerAccess::None, relaxed_ordering: self.config.relaxed_ordering };
         self.regions.push(MemoryRegion::of_slab(&self.domain, slab, access)?);
         Ok(self.regions.len() - 1)
     }

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use dataplane_fabric::PeerAccess;
 use dataplane_memory::{DeviceMemory, DmaBufMapping, Slab};
 
 use crate::VerbsError;
@@ -25,8 +26,8 @@ use crate::protection::ProtectionDomain;
 /// Who may do what with a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
-    /// Whether peers may read and write it; our own work requests always may.
-    pub remote: bool,
+    /// What peers may do with it; our own work requests may do everything.
+    pub remote: PeerAccess,
     /// Whether the device may reorder its writes to it (PCIe relaxed ordering). Ignored where unsupported. An
     /// accelerator's memory needs [`DeviceMemory::settle`] after the completion, with this or without.
     pub relaxed_ordering: bool,
@@ -34,9 +35,18 @@ pub struct Access {
 
 impl Access {
     fn flags(self) -> u32 {
-        let remote = if self.remote { ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ } else { 0 };
+        let remote = remote_flags(self.remote);
         let relaxed = if self.relaxed_ordering { ffi::ACCESS_RELAXED_ORDERING } else { 0 };
         ffi::ACCESS_LOCAL_WRITE | remote | relaxed
+    }
+}
+
+/// Flags of `enum ibv_access_flags` for what peers may do.
+pub(crate) fn remote_flags(access: PeerAccess) -> u32 {
+    match access {
+        PeerAccess::None => 0,
+        PeerAccess::Write => ffi::ACCESS_REMOTE_WRITE,
+        PeerAccess::ReadWrite => ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ,
     }
 }
 
@@ -312,7 +322,7 @@ mod tests {
             let device = Device::open(&Arc::new(library), Some(card.name())).expect("open");
             let domain = ProtectionDomain::new(&device).expect("domain");
             let slab = Arc::new(Slab::on_device("device", layout, memory).expect("slab"));
-            let access = Access { remote: true, relaxed_ordering: false };
+            let access = Access { remote: PeerAccess::ReadWrite, relaxed_ordering: false };
             match MemoryRegion::of_slab(&domain, &slab, access) {
                 Ok(region) => {
                     assert_eq!((region.registration(), peer_memory), (Registration::PeerMemory, true))

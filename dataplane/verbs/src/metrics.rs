@@ -30,6 +30,8 @@ pub struct Metrics {
     pub port_events: u64,
     /// Handshakes refused or timed out.
     pub handshakes_failed: u64,
+    /// Those of them in which the peer did not prove that it holds this node's secret.
+    pub handshakes_unproved: u64,
     /// Times accepting paused because descriptors ran out.
     pub accept_pauses: u64,
     /// Queue pairs that the device neither moved to their error state nor destroyed. What they may touch is never reused.
@@ -50,7 +52,7 @@ pub struct Metrics {
 #[derive(Debug, Default)]
 pub struct VerbsCounters([AtomicU64; COUNT]);
 
-const COUNT: usize = 19;
+const COUNT: usize = 20;
 
 impl Metrics {
     fn values(&self) -> [u64; COUNT] {
@@ -67,6 +69,7 @@ impl Metrics {
             self.late_registrations,
             self.port_events,
             self.handshakes_failed,
+            self.handshakes_unproved,
             self.accept_pauses,
             self.queue_pairs_leaked,
             self.queue_pairs_open,
@@ -101,6 +104,10 @@ impl VerbsCounters {
             ("late_registrations", "Slabs registered on first use, in the middle of the work"),
             ("port_events", "Port state changes reported by the device"),
             ("handshakes_failed", "Handshakes refused or timed out"),
+            (
+                "handshakes_unproved",
+                "Handshakes in which the peer did not prove that it holds this node's secret",
+            ),
             ("accept_pauses", "Times accepting paused because descriptors ran out"),
             ("queue_pairs_leaked", "Queue pairs that the device keeps; what they may touch is never reused"),
             ("queue_pairs_open", "Queue pairs that exist (level)"),

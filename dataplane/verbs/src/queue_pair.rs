@@ -17,11 +17,14 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use dataplane_fabric::PeerAccess;
+
 use crate::VerbsError;
 use crate::completion::CompletionQueue;
 use crate::config::PathMtu;
 use crate::error::from_code;
 use crate::ffi;
+use crate::memory_region::remote_flags;
 use crate::protection::ProtectionDomain;
 use crate::shared_receive::{SharedReceiveHandle, SharedReceiveQueue};
 
@@ -304,13 +307,12 @@ impl QueuePair<Reset> {
         Ok(Self { handle, number, capacity, state: PhantomData })
     }
 
-    /// Binds it to a port. The peer may read and write what registered regions allow, or, unless `is_shown`, nothing.
-    pub fn initialise(self, port: u8, is_shown: bool) -> Result<QueuePair<Initialised>, VerbsError> {
-        let remote = if is_shown { ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_READ } else { 0 };
+    /// Binds it to a port. The peer may do what `access` and the registered regions allow.
+    pub fn initialise(self, port: u8, access: PeerAccess) -> Result<QueuePair<Initialised>, VerbsError> {
         let attributes = ffi::QueuePairAttributes {
             state: ffi::QPS_INIT,
             port,
-            access: ffi::ACCESS_LOCAL_WRITE | remote,
+            access: ffi::ACCESS_LOCAL_WRITE | remote_flags(access),
             ..Default::default()
         };
         let mask = ffi::QP_STATE | ffi::QP_PKEY_INDEX | ffi::QP_PORT | ffi::QP_ACCESS_FLAGS;

@@ -9,6 +9,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use dataplane_fabric::PeerAccess;
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 use crate::VerbsError;
@@ -67,7 +68,7 @@ impl SharedReceiveQueue {
     ) -> Result<Self, VerbsError> {
         let layout = SlabLayout { slot_bytes: bytes, slot_count: count };
         let buffers = Arc::new(Slab::create("kvasir-rdma-receive", layout, PageSize::HugeIfAvailable)?);
-        let access = Access { remote: false, relaxed_ordering: false };
+        let access = Access { remote: PeerAccess::None, relaxed_ordering: false };
         let region = MemoryRegion::of_slab(domain, &buffers, access)?;
         let device = &domain.device;
         let mut init = ffi::SharedReceiveInit {

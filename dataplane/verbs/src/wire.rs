@@ -1,6 +1,7 @@
 //! Everything that two appliances say to each other besides RDMA itself, and its checks.
 //!
-//! * The handshake over TCP: frames of [`HANDSHAKE_BYTES`], little-endian, with magic and version. A [`Hello`]
+//! * The handshake over TCP, after the openings: frames of [`HANDSHAKE_BYTES`], little-endian, with magic and version, each
+//!   followed by its proof (`dataplane_fabric::auth`). A [`Hello`]
 //!   says how to reach our queue pairs and slots; `ready` says that they answer; `refused` says why not.
 //! * The header in front of every message piece that travels as an RDMA SEND.
 //!
@@ -13,7 +14,7 @@ use crate::device::LinkLayer;
 pub(crate) const HANDSHAKE_BYTES: usize = 96;
 /// `b"KVSRRDMA"`.
 const MAGIC: u64 = u64::from_le_bytes(*b"KVSRRDMA");
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Bytes of the header of a message piece.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 16;
 const NUMBER_BITS: u32 = 24;
@@ -84,6 +85,8 @@ pub(crate) enum Refusal {
     Exhausted,
     /// The link layers differ, or it could not use what we sent.
     Incompatible,
+    /// We did not prove that we hold its secret.
+    Secret,
     /// A reason of a later version.
     Unknown(u32),
 }
@@ -94,6 +97,7 @@ impl Refusal {
             Self::Busy => 1,
             Self::Exhausted => 2,
             Self::Incompatible => 3,
+            Self::Secret => 4,
             Self::Unknown(code) => code,
         }
     }
@@ -162,6 +166,7 @@ impl Handshake {
                 1 => Refusal::Busy,
                 2 => Refusal::Exhausted,
                 3 => Refusal::Incompatible,
+                4 => Refusal::Secret,
                 code => Refusal::Unknown(code),
             })),
             2 | 3 => Err("bytes that must be zero are not"),

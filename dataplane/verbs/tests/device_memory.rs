@@ -6,8 +6,8 @@ mod support;
 use std::sync::Arc;
 
 use dataplane_fabric::{
-    Completion, DeviceReach, Fabric, INLINE_BYTES_MAX, Operation, Priority, Rows, SlotRange, Source, Target,
-    WorkRequest,
+    Completion, DeviceReach, Fabric, INLINE_BYTES_MAX, Operation, PeerAccess, Priority, Rows, SlotRange,
+    Source, Target, WorkRequest,
 };
 use dataplane_memory::testing::{Abilities, DeviceDouble};
 use dataplane_memory::{DeviceMemory, Slab, SlabLayout, SlotPool, SlotRef};
@@ -111,7 +111,7 @@ fn without_the_window_the_driver_chooses_the_mapping() {
         let (pool, memory) = device_pool(&card, EVERY_WAY, reach);
         memory.refuse_bar();
         let domain = ProtectionDomain::new(&card.open().expect("open")).expect("domain");
-        let access = Access { remote: true, relaxed_ordering: true };
+        let access = Access { remote: PeerAccess::ReadWrite, relaxed_ordering: true };
         let region = MemoryRegion::of_slab(&domain, pool.slab(), access).expect("region");
         assert_eq!(region.registration(), expected);
     }
@@ -187,7 +187,7 @@ fn a_region_begins_at_the_accelerators_own_address() {
     let card = SoftwareDevice::new();
     let domain = ProtectionDomain::new(&card.open().expect("open")).expect("domain");
     let (pool, memory) = device_pool(&card, EVERY_WAY, Reach { dma_buf: true, peer_memory: false });
-    let access = Access { remote: true, relaxed_ordering: true };
+    let access = Access { remote: PeerAccess::ReadWrite, relaxed_ordering: true };
     let region = MemoryRegion::of_slab(&domain, pool.slab(), access).expect("region");
     assert_eq!((region.address(), region.length()), (memory.address(), LAYOUT.slots_bytes() as u64));
     assert_eq!((region.registration(), region.registration().name()), (Registration::DmaBuf, "dma-buf"));

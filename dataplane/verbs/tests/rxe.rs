@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::testing::{Pair, conformance, pool};
 use dataplane_fabric::{
-    Completion, Event, Fabric, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, Priority, Rows, SlotRange,
-    Source, Target, WorkRequest,
+    Completion, Event, Fabric, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, PeerAccess, Priority, Rows,
+    SlotRange, Source, Target, WorkRequest,
 };
 use dataplane_memory::testing::{Abilities, DeviceDouble};
 use dataplane_memory::{PageSize, Slab, SlabLayout};
@@ -177,7 +177,7 @@ fn a_dma_buf_that_cannot_be_registered_says_why() {
     let domain = ProtectionDomain::new(&device).expect("domain");
     let memory = rustix::fs::memfd_create("not-a-dma-buf", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
     rustix::fs::ftruncate(&memory, 65536).expect("truncate");
-    let access = Access { remote: true, relaxed_ordering: false };
+    let access = Access { remote: PeerAccess::ReadWrite, relaxed_ordering: false };
     // SAFETY: nothing refers to the bytes of the descriptor.
     let region = unsafe { MemoryRegion::of_dmabuf(&domain, memory.as_fd(), 0, 65536, 0, access) };
     let error = region.expect_err("a memfd is no dma-buf").to_string();
@@ -217,7 +217,7 @@ fn slabs_of_all_pages_are_registered() {
     for pages in [PageSize::Standard, PageSize::HugeIfAvailable] {
         let layout = SlabLayout { slot_bytes: 1 << 20, slot_count: 9 };
         let slab = Arc::new(Slab::create("pages", layout, pages).expect("slab"));
-        for (remote, relaxed_ordering) in [(false, false), (true, true)] {
+        for (remote, relaxed_ordering) in [(PeerAccess::None, false), (PeerAccess::ReadWrite, true)] {
             let region =
                 MemoryRegion::of_slab(&domain, &slab, Access { remote, relaxed_ordering }).expect("region");
             assert_eq!((region.length(), region.address()), (9 << 20, slab.address(0, 0, 0).as_ptr() as u64));

@@ -5,10 +5,11 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dataplane_fabric::auth::{Authentication, SharedKey};
 use dataplane_fabric::testing::{Pair, conformance, pool};
 use dataplane_fabric::{
-    Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, Priority, Rows, SlotRange, Source, Target,
-    WorkRequest,
+    Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, Priority, Rows, SlotRange,
+    Source, Target, WorkRequest,
 };
 use dataplane_verbs::testing::{
     EVENT_DEVICE_FATAL, EVENT_PORT_ERROR, Faults, SoftwareDevice, forge_remote_key, forge_slot_count,
@@ -248,7 +249,7 @@ fn slots_of_a_pair_that_cannot_be_ended_are_never_given_back() {
 #[test]
 fn a_fabric_that_is_not_shown_gives_no_peer_access_to_its_slots() {
     let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
-    let client = VerbsConfig { is_shown: false, ..small() };
+    let client = VerbsConfig { access: PeerAccess::None, ..small() };
     let mut two = Two::new(device_a.open().expect("open"), device_b.open().expect("open"), client, small());
     assert_eq!((device_a.usage().shown_regions, device_b.usage().shown_regions), (0, 1));
     assert!(two.a.shown_slab().is_none() && two.b.shown_slab().is_some());
@@ -442,7 +443,7 @@ fn silent_and_foreign_callers_are_dropped() {
 fn frame(kind: u16, rest: &[(usize, &[u8])]) -> [u8; 96] {
     let mut frame = [0; 96];
     frame[..8].copy_from_slice(b"KVSRRDMA");
-    frame[8] = 1;
+    frame[8] = 2;
     frame[10..12].copy_from_slice(&kind.to_le_bytes());
     for (at, bytes) in rest {
         frame[*at..at + bytes.len()].copy_from_slice(bytes);
@@ -466,24 +467,96 @@ fn hello() -> [u8; 96] {
     frame(1, &fields)
 }
 
+/// A caller that has exchanged openings with the node, byte by byte.
+fn opened(two: &mut Two, address: std::net::SocketAddr) -> (std::net::TcpStream, Authentication) {
+    use std::io::{Read, Write};
+    let mut socket = std::net::TcpStream::connect(address).expect("backlog");
+    socket.set_nodelay(true).expect("an option");
+    let (mut authentication, opening) = Authentication::connecting().expect("random bytes");
+    for byte in opening {
+        socket.write_all(&[byte]).expect("sent");
+        two.step();
+    }
+    let mut answer = [0; 32];
+    socket.set_nonblocking(true).expect("an option");
+    two.until("an answer", |_| socket.peek(&mut answer).is_ok_and(|bytes| bytes == answer.len()));
+    socket.set_nonblocking(false).expect("an option");
+    socket.read_exact(&mut answer).expect("an answer");
+    authentication.opened(&answer).expect("an opening");
+    (socket, authentication)
+}
+
+fn with_secret(letter: &str) -> VerbsConfig {
+    let key = SharedKey::from_secret(letter.repeat(32).as_bytes()).expect("long enough");
+    VerbsConfig { key, ..small() }
+}
+
+/// A stranger gets no queue pair, and is told why.
+#[test]
+fn only_peers_with_the_same_secret_are_admitted() {
+    let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let open = |device: &SoftwareDevice| device.open().expect("open");
+    let mut two = Two::new(open(&device_a), open(&device_b), with_secret("a"), with_secret("a"));
+    two.write_and_wait(1, 64);
+    let address = two.b.listening_on().expect("listening").to_string();
+    for config in [with_secret("b"), small()] {
+        let device = SoftwareDevice::new();
+        let slab = two.source.slab();
+        let mut stranger = VerbsFabric::new(open(&device), slab, None, config).expect("a fabric");
+        let peer = stranger.connect(&address).expect("an address");
+        let mut events = Vec::new();
+        two.until("refused", |_| {
+            stranger.poll(16, &mut events);
+            !events.is_empty()
+        });
+        let is_told = |reason: &str| reason.contains("transfer.secret_file");
+        assert!(
+            matches!(&events[..], [Event::PeerDown { peer: down, reason }] if *down == peer && is_told(reason)),
+            "{events:?}"
+        );
+        assert_eq!(device_b.usage().queue_pairs, 2);
+    }
+    assert_eq!(two.b.metrics().handshakes_unproved, 2);
+    two.write_and_wait(2, 64);
+}
+
+#[test]
+fn a_peer_that_may_only_write_reads_nothing() {
+    let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let writes = VerbsConfig { access: PeerAccess::Write, ..small() };
+    let mut two = Two::new(device_a.open().expect("open"), device_b.open().expect("open"), small(), writes);
+    two.write_and_wait(1, 100);
+    let slot = two.source.clone();
+    let from = Target { slot: two.target.slot(), generation: two.target.generation(), offset: 0 };
+    let operation = Operation::Read { into: SlotRange { slot, offset: 200, len: 100 }, from, rows: None };
+    two.post(WorkRequest { id: 2, peer: two.to_b, priority: Priority::Urgent, operation });
+    two.until("the end", |two| two.completion_at_a(2) == Some(Completion::PeerDown));
+}
+
 #[test]
 fn handshakes_may_come_in_crumbs_and_break_off_anywhere() {
     use std::io::{Read, Write};
     let (mut two, _, device_b) = two(&small());
     let address = two.b.listening_on().expect("listening");
-    // (what is sent, queue pairs that it gets)
+    let key = SharedKey::default();
+    // (the frames, bytes that are left out at the end, queue pairs that it gets)
     let calls = [
-        (hello()[..95].to_vec(), 2),
-        (hello().to_vec(), 4),
-        ([hello(), frame(3, &[(12, &[2])])].concat(), 2),
-        ([hello(), hello()].concat(), 2),
-        (frame(2, &[]).to_vec(), 2),
-        (frame(9, &[]).to_vec(), 2),
-        ([hello().to_vec(), b"GET / HTTP/1.1".repeat(8)].concat(), 2),
+        (vec![hello()], 1, 2),
+        (vec![hello()], 0, 4),
+        (vec![hello(), frame(3, &[(12, &[2])])], 0, 2),
+        (vec![hello(), hello()], 0, 2),
+        (vec![frame(2, &[])], 0, 2),
+        (vec![frame(9, &[])], 0, 2),
+        (vec![hello(), [b'G'; 96]], 0, 2),
     ];
-    for (failed, (bytes, pairs)) in (1..).zip(calls) {
-        let mut socket = std::net::TcpStream::connect(address).expect("backlog");
-        socket.set_nodelay(true).expect("an option");
+    for (failed, (frames, missing, pairs)) in (1..).zip(calls) {
+        let (mut socket, authentication) = opened(&mut two, address);
+        let proved = frames.iter().flat_map(|frame| {
+            let proof = authentication.prove(&key, frame).expect("agreed");
+            frame.iter().copied().chain(proof)
+        });
+        let mut bytes: Vec<u8> = proved.collect();
+        bytes.truncate(bytes.len() - missing);
         for crumb in bytes.chunks(7) {
             // It may have hung up already.
             let _hung_up = socket.write_all(crumb);
@@ -495,9 +568,13 @@ fn handshakes_may_come_in_crumbs_and_break_off_anywhere() {
         }
         assert_eq!(device_b.usage().queue_pairs, pairs, "after {} bytes", bytes.len());
         if pairs == 4 {
-            let mut answer = [0; 192];
+            let mut answer = [0; 256];
             socket.read_exact(&mut answer).expect("its hello and its ready");
-            assert_eq!((answer[10], answer[96 + 10]), (1, 2));
+            assert_eq!((answer[10], answer[128 + 10]), (1, 2));
+            for frame in answer.chunks(128) {
+                let proof = frame.last_chunk().expect("a proof");
+                assert_eq!(authentication.check(&key, &frame[..96], proof), Ok(()));
+            }
         }
         drop(socket);
         two.until("the handshake failed", |two| two.b.metrics().handshakes_failed == failed);

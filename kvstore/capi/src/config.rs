@@ -227,6 +227,8 @@ pub(crate) struct TransferSettings {
     pub(crate) socket_folder: String,
     /// The socket is `kvasir-NAME.sock` there; empty is a name that no other has.
     pub(crate) socket_name: String,
+    /// File with the secret that the processes of a cluster share; empty: the environment's `KVASIR_TRANSFER_SECRET`.
+    pub(crate) secret_file: String,
     /// Blocks are kept so long for a receiver that does not come. 10 ms to 600 s.
     pub(crate) lease: Time,
     /// Memory through which blocks go. At least one block, at most 16 TiB.
@@ -249,8 +251,10 @@ pub(crate) struct TransferSettings {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RdmaSettings {
-    /// Devices by name; empty: every one with an active port.
+    /// Devices by name; empty: those nearest to `near`.
     pub(crate) devices: Vec<String>,
+    /// The memory that devices are chosen for: `gpu0`, a PCI address, `host`, `host:1`; `auto`: that of this process.
+    pub(crate) near: String,
     /// Where peers connect to make queue pairs.
     pub(crate) listen: SocketAddr,
 }
@@ -264,6 +268,7 @@ impl Default for TransferSettings {
             listen: LOOPBACK,
             socket_folder: String::new(),
             socket_name: String::new(),
+            secret_file: String::new(),
             lease: Time(Duration::from_secs(30)),
             capacity: Size(256 << 20),
             layers: 1,
@@ -324,7 +329,7 @@ impl TransferSettings {
 
 impl Default for RdmaSettings {
     fn default() -> Self {
-        Self { devices: Vec::new(), listen: LOOPBACK }
+        Self { devices: Vec::new(), near: "auto".to_owned(), listen: LOOPBACK }
     }
 }
 

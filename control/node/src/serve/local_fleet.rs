@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use control_config::Settings;
 
-use crate::serve::service::Service;
+use crate::serve::service::{Secrets, Service};
 use crate::{Common, LogFormat, Role, process};
 
 /// Cores for each process below which none are pinned.
@@ -33,7 +33,7 @@ pub(super) struct LocalWorker {
 
 pub(super) struct LocalFleet<'a> {
     settings: &'a Settings,
-    peer_key: &'a str,
+    secrets: &'a Secrets,
     /// Arguments of every child.
     inherited: Vec<String>,
     /// Of the gateway, without its workers.
@@ -65,7 +65,7 @@ impl<'a> LocalFleet<'a> {
         settings: &'a Settings,
         listen: SocketAddr,
         aside: Option<SocketAddr>,
-        peer_key: &'a str,
+        secrets: &'a Secrets,
     ) -> Result<Self> {
         let mut inherited = vec!["--supervised".to_owned(), "--log".to_owned(), common.log.clone()];
         if common.log_format == LogFormat::Json {
@@ -90,9 +90,9 @@ impl<'a> LocalFleet<'a> {
         gateway_arguments.extend(inherited.iter().cloned());
         let mut fleet = Self {
             settings,
-            peer_key,
+            secrets,
             inherited,
-            gateway: Service::new("gateway".to_owned(), Vec::new(), peer_key, settings),
+            gateway: Service::new("gateway".to_owned(), Vec::new(), secrets, settings),
             gateway_arguments,
             shared_threads: (process::available_cores() / roles.len()).max(1),
             workers: Vec::new(),
@@ -122,7 +122,7 @@ impl<'a> LocalFleet<'a> {
         arguments.extend(self.inherited.iter().cloned());
         let name = format!("{} worker {number}", role.name());
         self.workers.push(LocalWorker {
-            service: Service::new(name, arguments, self.peer_key, self.settings),
+            service: Service::new(name, arguments, self.secrets, self.settings),
             role,
             number,
             url: format!("http://{address}"),

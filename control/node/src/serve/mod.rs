@@ -21,6 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::serve::local_fleet::{LocalFleet, free_address};
 use crate::serve::scaling::Scaling;
+use crate::serve::service::Secrets;
 use crate::serve::status_line::Status;
 use crate::{Common, compose, memory_plan, process};
 
@@ -67,15 +68,15 @@ async fn supervise(common: &Common, settings: &Settings, listen: SocketAddr) -> 
             compose::PEER_KEY
         );
     }
-    let peer_key = compose::peer_key().map_or_else(router_access::new_secret, Ok)?;
-    let mut fleet = LocalFleet::new(common, settings, listen, aside, &peer_key)?;
+    let secrets = Secrets::new(settings)?;
+    let mut fleet = LocalFleet::new(common, settings, listen, aside, &secrets)?;
     let asked = aside.unwrap_or(listen);
-    let client = EngineClient::new(&format!("http://{asked}"), None).with_peer_key(Some(&peer_key));
+    let client = EngineClient::new(&format!("http://{asked}"), None).with_peer_key(Some(&secrets.peer_key));
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut hang_up = signal(SignalKind::hangup())?;
     let mut watch = tokio::time::interval(WATCH_PERIOD);
-    let mut scaling = Scaling::new(settings, client.clone(), &peer_key)?;
+    let mut scaling = Scaling::new(settings, client.clone(), &secrets.peer_key)?;
     let mut status = Status::new(client);
     let started = Instant::now();
     let mut is_ready = false;

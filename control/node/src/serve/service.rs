@@ -7,17 +7,36 @@ use anyhow::{Context, Result};
 use control_config::Settings;
 use tokio::process::{Child, Command};
 
-use crate::compose;
+use crate::{compose, secret};
 
 /// A child that lived this long starts again without a long pause.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
+
+/// What the processes of one run show each other.
+#[derive(Clone)]
+pub(super) struct Secrets {
+    /// Key that a child shows to the gateway's closed routes, and the gateway to other gateways.
+    pub(super) peer_key: String,
+    /// Secret of transfers between the workers; `None` where the configuration or the environment decides.
+    transfer: Option<String>,
+}
+
+impl Secrets {
+    /// Those of the environment, and fresh ones for what is not set.
+    pub(super) fn new(settings: &Settings) -> Result<Self> {
+        let peer_key = compose::peer_key().map_or_else(router_access::new_secret, Ok)?;
+        // Nodes of a remote tier are no children: they share a secret that somebody has set, or none.
+        let is_open = settings.remote_tier.nodes.is_empty() && !secret::of_transfer(settings)?.is_secret();
+        let transfer = is_open.then(router_access::new_secret).transpose()?;
+        Ok(Self { peer_key, transfer })
+    }
+}
 
 /// How to start a child, and its present process.
 pub(super) struct Service {
     pub(super) name: String,
     pub(super) arguments: Vec<String>,
-    /// Key that the child shows to the gateway's closed routes, and the gateway to other gateways.
-    peer_key: String,
+    secrets: Secrets,
     child: Option<Child>,
     started: Instant,
     pause: Duration,
@@ -27,12 +46,12 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(name: String, arguments: Vec<String>, peer_key: &str, settings: &Settings) -> Self {
+    pub(super) fn new(name: String, arguments: Vec<String>, secrets: &Secrets, settings: &Settings) -> Self {
         let now = Instant::now();
         Self {
             name,
             arguments,
-            peer_key: peer_key.to_owned(),
+            secrets: secrets.clone(),
             child: None,
             started: now,
             pause: settings.serve.restart_pause,
@@ -45,7 +64,8 @@ impl Service {
         let program = std::env::current_exe().context("the path of this program")?;
         let child = Command::new(program)
             .args(&self.arguments)
-            .env(compose::PEER_KEY, &self.peer_key)
+            .env(compose::PEER_KEY, &self.secrets.peer_key)
+            .envs(self.secrets.transfer.iter().map(|secret| (secret::TRANSFER_SECRET, secret)))
             .stdin(Stdio::null())
             .process_group(0)
             .kill_on_drop(true)

@@ -1,10 +1,12 @@
 //! Two connected nodes that one thread drives.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES, SharedKey};
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
 };
@@ -125,10 +127,41 @@ pub(crate) fn content(slot: &SlotRef, len: usize) -> Vec<u8> {
 pub(crate) fn hello(session: u64, lane: u8, index: u8, connections: u8) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(b"KVSRTCP\0");
-    bytes[8..13].copy_from_slice(&[2, 0, lane, index, connections]);
+    bytes[8..13].copy_from_slice(&[3, 0, lane, index, connections]);
     bytes[16] = 8;
     bytes[24..].copy_from_slice(&session.to_le_bytes());
     bytes
+}
+
+/// Says hello to a node as a peer that holds `key` does: opening, the node's answer, hello and proof. What happens at the
+/// node meanwhile is added to `events`. The proofs of the handshake, or nothing when the node hung up.
+pub(crate) fn say_hello(
+    node: &mut TcpFabric,
+    stream: &mut TcpStream,
+    hello: &[u8; 32],
+    key: &SharedKey,
+    events: &mut Vec<Event>,
+) -> Option<Authentication> {
+    let (mut authentication, opening) = Authentication::connecting().expect("random bytes");
+    stream.write_all(&opening).expect("opening");
+    stream.set_nonblocking(true).expect("nonblocking");
+    let (start, mut answer, mut filled) = (Instant::now(), [0; OPENING_BYTES], 0);
+    while filled < answer.len() {
+        node.flush();
+        node.poll(16, events);
+        match stream.read(&mut answer[filled..]) {
+            Ok(0) => return None,
+            Ok(bytes) => filled += bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => return None,
+        }
+        assert!(start.elapsed() < PATIENCE, "no answer to an opening");
+    }
+    stream.set_nonblocking(false).expect("blocking");
+    authentication.opened(&answer).expect("an opening");
+    let proof = authentication.prove(key, hello).expect("agreed");
+    stream.write_all(&[&hello[..], &proof].concat()).expect("hello and proof");
+    Some(authentication)
 }
 
 /// A header of the documented layout, alone in its batch: kind, flags, and words from byte 4 on.

@@ -285,8 +285,8 @@ fn insert_region(
 ) -> *mut MemoryRegion {
     let (handle, context) = (field!(domain, handle), field!(domain, context));
     let key = world.handle();
-    let is_remote = access & (ffi::ACCESS_REMOTE_READ | ffi::ACCESS_REMOTE_WRITE) != 0;
-    let region = RegionState { domain: handle, address: iova, length: length as u64, is_remote };
+    let remote = access & (ffi::ACCESS_REMOTE_READ | ffi::ACCESS_REMOTE_WRITE);
+    let region = RegionState { domain: handle, address: iova, length: length as u64, remote };
     world.regions.insert(key, region);
     let (local_key, remote_key) = (key, key);
     Box::into_raw(Box::new(MemoryRegion {

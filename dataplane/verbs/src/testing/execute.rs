@@ -108,12 +108,12 @@ impl World {
         self.complete(queue, completion, frees);
     }
 
-    fn region_covers(&self, key: u32, domain: u32, address: u64, length: u64, remote: bool) -> bool {
+    fn region_covers(&self, key: u32, domain: u32, address: u64, length: u64, remote: u32) -> bool {
         self.regions.get(&key).is_some_and(|region| {
             let offset = address.checked_sub(region.address);
             let end = offset.and_then(|offset| offset.checked_add(length));
             region.domain == domain
-                && (region.is_remote || !remote)
+                && region.remote & remote == remote
                 && end.is_some_and(|end| end <= region.length)
         })
     }
@@ -146,7 +146,7 @@ impl World {
             request.inline_bytes as u64
         } else {
             let covered = entries.iter().all(|entry| {
-                self.region_covers(entry.local_key, domain, entry.address, entry.length.into(), false)
+                self.region_covers(entry.local_key, domain, entry.address, entry.length.into(), 0)
             });
             if !covered {
                 return failed(ffi::WC_LOC_PROT_ERR);
@@ -163,9 +163,13 @@ impl World {
             return failed(ffi::WC_RETRY_EXC_ERR);
         }
         let is_send = request.opcode == ffi::WR_SEND;
+        let needed = match request.opcode {
+            ffi::WR_RDMA_READ => ffi::ACCESS_REMOTE_READ,
+            _ => ffi::ACCESS_REMOTE_WRITE,
+        };
         if !is_send
             && total > 0
-            && !self.region_covers(request.remote_key, peer_domain, request.remote_address, total, true)
+            && !self.region_covers(request.remote_key, peer_domain, request.remote_address, total, needed)
         {
             return Outcome::Failed { status: ffi::WC_REM_ACCESS_ERR, peer_fails: true };
         }
@@ -179,7 +183,7 @@ impl World {
         let mut target = request.remote_address;
         if let (true, Some(Receive { id, entry })) = (is_send, &receive) {
             let fits = total <= u64::from(entry.length)
-                && self.region_covers(entry.local_key, peer_domain, entry.address, total, false);
+                && self.region_covers(entry.local_key, peer_domain, entry.address, total, 0);
             if !fits {
                 let completion = WorkCompletion {
                     id: *id,

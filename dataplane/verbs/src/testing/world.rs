@@ -81,7 +81,8 @@ pub(super) struct RegionState {
     pub(super) domain: u32,
     pub(super) address: u64,
     pub(super) length: u64,
-    pub(super) is_remote: bool,
+    /// Flags of what peers may do.
+    pub(super) remote: u32,
 }
 
 pub(super) struct CompletionState {
@@ -225,7 +226,7 @@ impl World {
             shown_regions: self
                 .regions
                 .values()
-                .filter(|region| region.is_remote && domain_here(&region.domain))
+                .filter(|region| region.remote != 0 && domain_here(&region.domain))
                 .count(),
             completion_queues: self.completions.values().filter(|queue| here(&queue.context)).count(),
             channels: self.channels.values().filter(|(context, _)| here(context)).count(),

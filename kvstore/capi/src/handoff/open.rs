@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
-use dataplane_rails::{Rails, RailsConfig, Transport, TransportRequest, fresh_seed, worker_socket};
+use dataplane_rails::{
+    Rails, RailsConfig, Role, SharedKey, Transport, TransportRequest, fresh_seed, worker_socket,
+};
 use dataplane_transfer::{
     BondConfig, HeadRange, Limits, PieceLayout, TransferCounters, TransferNode, TransferService,
 };
@@ -15,6 +17,8 @@ use crate::config::{RdmaSettings, TransferSettings, Transports};
 use crate::queue::Completions;
 use crate::status::{Failure, Status};
 
+/// Environment variable with the secret of transfers.
+const SECRET_VARIABLE: &str = "KVASIR_TRANSFER_SECRET";
 /// Slots begin at cache lines.
 const SLOT_GRAIN: usize = 64;
 
@@ -34,7 +38,7 @@ impl HandOffs {
         let slab =
             Slab::create("kvasir-handoff", layout, PageSize::Standard).map_err(|error| failed(&error))?;
         let slab = Arc::new(slab);
-        let config = rails_config(settings, rdma);
+        let config = rails_config(settings, rdma)?;
         let Rails { bond, address, .. } =
             dataplane_rails::open(&config, &slab).map_err(|error| failed(&error))?;
         let counters = Arc::new(TransferCounters::default());
@@ -74,7 +78,7 @@ fn pieces(settings: &TransferSettings) -> PieceLayout {
     }
 }
 
-fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> RailsConfig {
+fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<RailsConfig, Failure> {
     let transports = match settings.transport {
         Transports::Auto => Transport::ALL.to_vec(),
         Transports::Shm => vec![Transport::Shm],
@@ -89,20 +93,45 @@ fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> RailsConfig
             Transport::Tcp => settings.listen.port() != 0,
         },
     };
-    RailsConfig {
+    let near = match rdma.near.as_str() {
+        "auto" => None,
+        near => Some(near.parse().map_err(|error| configuration(&format!("rdma.near: {error}")))?),
+    };
+    Ok(RailsConfig {
         transports: transports.into_iter().map(wanted).collect(),
-        is_client: false,
+        role: Role::Worker,
+        key: shared_key(&settings.secret_file)?,
         host: String::new(),
         socket: socket(settings),
         shm: dataplane_shm::ShmConfig::default(),
         listen: settings.listen,
         tcp: dataplane_tcp::TcpConfig::default(),
         devices: rdma.devices.clone(),
+        near,
         rdma_listen: rdma.listen,
         rdma: dataplane_verbs::VerbsConfig::default(),
         bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
         corrupt: None,
+    })
+}
+
+fn configuration(reason: &str) -> Failure {
+    Failure::new(Status::Configuration, reason.to_owned())
+}
+
+/// The secret of the file, or of the environment where there is none.
+fn shared_key(file: &str) -> Result<SharedKey, Failure> {
+    let (name, secret) = if file.is_empty() {
+        (SECRET_VARIABLE.to_owned(), std::env::var(SECRET_VARIABLE).unwrap_or_default().into_bytes())
+    } else {
+        let name = format!("transfer.secret_file = {file:?}");
+        let secret = std::fs::read(file).map_err(|error| configuration(&format!("{name}: {error}")))?;
+        (name, secret)
+    };
+    if file.is_empty() && secret.is_empty() {
+        return Ok(SharedKey::default());
     }
+    SharedKey::from_secret(&secret).map_err(|error| configuration(&format!("{name}: {error}")))
 }
 
 fn socket(settings: &TransferSettings) -> PathBuf {
