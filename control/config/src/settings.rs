@@ -640,6 +640,9 @@ section! {
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
         /// Row of the port's GID table, or `auto`: RoCE v2 with an IPv4 address, else IPv6; row 0 on InfiniBand.
         gid: String = "auto".to_owned();
+        /// Partition of the queue pairs by its P_Key, like `0x8001`; `default` is that of the port's first row. Peers in other
+        /// partitions cannot be reached.
+        partition: String = "default".to_owned();
         /// Most bytes of a packet. The smallest of both ends' and their ports' counts.
         path_mtu: String = "4096".to_owned(), one_of &["256", "512", "1024", "2048", "4096"];
         /// Service level of what a request waits for (on Ethernet the priority, 0 to 7).
@@ -672,6 +675,9 @@ section! {
         handshake_timeout: Duration = Duration::from_secs(5), in Duration::from_millis(10) => Duration::from_secs(300);
         /// Let the device reorder its writes to memory (PCIe relaxed ordering).
         relaxed_ordering: bool = true;
+        /// Interrupt vector of the completion queues, modulo those that a device has: workers of a node that share a device
+        /// get different ones.
+        completion_vector: u64 = 0, in 0 => 1023;
     }
 }
 

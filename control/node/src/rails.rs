@@ -13,7 +13,7 @@ use dataplane_rails::{
 use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
 use dataplane_transfer::BondConfig;
-use dataplane_verbs::{PathMtu, VerbsConfig};
+use dataplane_verbs::{PathMtu, VerbsConfig, gid_index_of, partition_of};
 use router_engines::handoff::DataPlaneAddress;
 
 use control_config::Settings;
@@ -132,14 +132,11 @@ fn mention_loopback(settings: &Settings, address: &Addresses, role: Role) {
 
 fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
     let rdma = &settings.rdma;
-    let gid_index = match rdma.gid.as_str() {
-        "auto" => None,
-        number => Some(number.parse().context("rdma.gid is neither `auto` nor a row from 0 to 255")?),
-    };
     let path_mtu = rdma.path_mtu.parse().ok().and_then(PathMtu::from_bytes);
     let path_mtu = path_mtu.with_context(|| format!("rdma.path_mtu = {:?}", rdma.path_mtu))?;
     let config = VerbsConfig {
-        gid_index,
+        gid_index: gid_index_of(&rdma.gid)?,
+        partition: partition_of(&rdma.partition)?,
         path_mtu,
         service_levels: [rdma.service_level_urgent as u8, rdma.service_level_background as u8],
         traffic_class: rdma.traffic_class as u8,
@@ -156,6 +153,7 @@ fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
         handshake_timeout: rdma.handshake_timeout,
         peer_dead_after: settings.transfer.peer_dead_after,
         relaxed_ordering: rdma.relaxed_ordering,
+        completion_vector: rdma.completion_vector as u32,
         ..VerbsConfig::default()
     };
     config.check()?;

@@ -57,6 +57,9 @@ pub struct VerbsConfig {
     /// Row of the port's GID table, 0..=255; `None`: RoCE v2 with an IPv4 address, else with a global IPv6
     /// address, else a link-local one; row 0 on InfiniBand.
     pub gid_index: Option<u8>,
+    /// Partition that queue pairs are in, by its key, 1..=0x7FFF or with the membership bit; `None`: that of the port's first
+    /// row. Peers in other partitions cannot be reached.
+    pub partition: Option<u16>,
     /// Most bytes of one packet; the path uses the smallest of this, both ports' and the peer's.
     pub path_mtu: PathMtu,
     /// Service level of the urgent and of the background lane, 0..=15 (on Ethernet the priority, 0..=7).
@@ -128,6 +131,7 @@ impl Default for VerbsConfig {
         Self {
             port: None,
             gid_index: None,
+            partition: None,
             path_mtu: PathMtu::B4096,
             service_levels: [0, 0],
             traffic_class: 0,
@@ -159,6 +163,29 @@ impl Default for VerbsConfig {
             completion_vector: 0,
         }
     }
+}
+
+/// A row of the GID table as a configuration writes it: `auto`, or a number.
+pub fn gid_index_of(text: &str) -> Result<Option<u8>, VerbsError> {
+    let expected = "`auto`, or a row from 0 to 255";
+    match text {
+        "auto" => Ok(None),
+        number => number.parse().map(Some).map_err(|_| setting("gid", text, expected)),
+    }
+}
+
+/// A partition as a configuration writes it: `default`, or its key like `0x8001`.
+pub fn partition_of(text: &str) -> Result<Option<u16>, VerbsError> {
+    let expected = "`default`, or a partition key from 0x0001 to 0xFFFF";
+    let key = match text {
+        "default" => return Ok(None),
+        text => text.strip_prefix("0x").and_then(|digits| u16::from_str_radix(digits, 16).ok()),
+    };
+    key.filter(|&key| key != 0).map(Some).ok_or_else(|| setting("partition", text, expected))
+}
+
+fn setting(key: &'static str, value: &str, expected: &'static str) -> VerbsError {
+    VerbsError::Setting { key, value: format!("{value:?}"), expected }
 }
 
 impl VerbsConfig {
@@ -216,6 +243,23 @@ mod tests {
         assert_eq!(bad.check().expect_err("out of range").to_string(), "rdma.timeout = 32: 1..=31");
         let bad = VerbsConfig { drain_timeout: Duration::ZERO, ..VerbsConfig::default() };
         assert!(bad.check().is_err());
+    }
+
+    #[test]
+    fn rows_and_partitions_are_read() {
+        assert_eq!((gid_index_of("auto").ok(), gid_index_of("3").ok()), (Some(None), Some(Some(3))));
+        assert_eq!(
+            (partition_of("default").ok(), partition_of("0x8001").ok()),
+            (Some(None), Some(Some(0x8001)))
+        );
+        for text in ["", "8001", "0x", "0x0", "0x10000", "any"] {
+            let error = partition_of(text).expect_err(text).to_string();
+            assert!(error.starts_with(&format!("rdma.partition = {text:?}: `default`, or")), "{error}");
+        }
+        assert_eq!(
+            gid_index_of("256").expect_err("too large").to_string(),
+            "rdma.gid = \"256\": `auto`, or a row from 0 to 255"
+        );
     }
 
     #[test]

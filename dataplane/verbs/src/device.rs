@@ -27,6 +27,9 @@ pub enum LinkLayer {
     Unknown(u8),
 }
 
+/// A partition key without its membership bit (InfiniBand Architecture Specification, volume 1, 10.9.1.1).
+const PARTITION_MASK: u16 = 0x7FFF;
+
 /// What is known of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortDescription {
@@ -50,6 +53,8 @@ pub struct PortDescription {
     pub speed_mbps: Option<u32>,
     /// Its non-empty GIDs.
     pub gids: Vec<GidEntry>,
+    /// Rows of its partition key table.
+    pub partition_key_count: u16,
 }
 
 /// What a device can do, as far as this crate asks.
@@ -259,6 +264,7 @@ impl Device {
             needs_global_route: found.flags & ffi::PORT_FLAG_GRH_REQUIRED != 0,
             speed_mbps: speed_mbps(found.active_width, found.active_speed),
             gids,
+            partition_key_count: found.partition_key_count,
         })
     }
 
@@ -271,6 +277,26 @@ impl Device {
             index,
             gid: gid.raw,
             kind: (self.library.gid_type)(&self.name, port, index),
+        })
+    }
+
+    /// The row of a port's partition key table that holds this partition, whatever its membership bit says; row 0 when none is
+    /// asked for.
+    pub fn partition_index(&self, port: &PortDescription, partition: Option<u16>) -> Result<u16, VerbsError> {
+        let Some(partition) = partition else { return Ok(0) };
+        let is_it = |row: &u16| {
+            let mut key = 0_u16;
+            // SAFETY: the context is open and the key a valid place to write to.
+            let code = unsafe {
+                let context = self.context.as_ptr();
+                (self.library.query_partition_key)(context, port.number, i32::from(*row), &raw mut key)
+            };
+            code == 0 && u16::from_be(key) & PARTITION_MASK == partition & PARTITION_MASK
+        };
+        (0..port.partition_key_count).find(is_it).ok_or_else(|| VerbsError::Port {
+            device: self.name.clone(),
+            port: port.number,
+            reason: format!("it is not in the partition {partition:#06x} (rdma.partition)"),
         })
     }
 

@@ -78,6 +78,8 @@ library! {
     query_port = "ibv_query_port": fn(*mut Context, u8, *mut PortAttributes) -> c_int;
     /// A row of the GID table.
     query_gid = "ibv_query_gid": fn(*mut Context, u8, c_int, *mut Gid) -> c_int;
+    /// A row of the partition key table, big-endian.
+    query_partition_key = "ibv_query_pkey": fn(*mut Context, u8, c_int, *mut u16) -> c_int;
     /// A protection domain.
     allocate_domain = "ibv_alloc_pd": fn(*mut Context) -> *mut ProtectionDomain;
     /// Its end.

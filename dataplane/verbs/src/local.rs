@@ -33,6 +33,8 @@ pub(crate) struct Local {
     pub(crate) device: Arc<Device>,
     pub(crate) port: PortDescription,
     pub(crate) gid: GidEntry,
+    /// Row of the port's partition key table.
+    partition_index: u16,
     pub(crate) config: VerbsConfig,
     capacity: Capacity,
     /// Send work requests that may be in flight to all peers together.
@@ -53,6 +55,7 @@ impl Local {
             let (device, port) = (device.name().to_owned(), port.number);
             return Err(VerbsError::Port { device, port, reason: "the link is down".to_owned() });
         }
+        let partition_index = device.partition_index(&port, config.partition)?;
         let limits = device.limits();
         let receive_count = config.receive_buffers.min(limits.shared_receive_requests).max(1);
         let completion_entries = config.completion_entries.min(limits.completion_entries);
@@ -87,6 +90,7 @@ impl Local {
             device,
             port,
             gid,
+            partition_index,
             config,
             capacity,
             outstanding_max,
@@ -98,7 +102,13 @@ impl Local {
     /// keep theirs.
     pub(crate) fn look_at_port(&mut self) {
         match self.device.choose_port(&self.config) {
-            Ok((port, gid)) => (self.port, self.gid) = (port, gid),
+            Ok((port, gid)) => {
+                match self.device.partition_index(&port, self.config.partition) {
+                    Ok(index) => self.partition_index = index,
+                    Err(error) => tracing::warn!(%error, "RDMA partition"),
+                }
+                (self.port, self.gid) = (port, gid);
+            }
             Err(error) => tracing::warn!(%error, "RDMA port"),
         }
     }
@@ -169,7 +179,7 @@ impl Local {
     pub(crate) fn equip(&self, lanes: &mut [Lane; 2]) -> Result<(), VerbsError> {
         for lane in lanes {
             let pair = QueuePair::new(&self.domain, &self.completions, &self.receives, self.capacity)?;
-            let pair = pair.initialise(self.port.number, self.config.access)?;
+            let pair = pair.initialise(self.port.number, self.partition_index, self.config.access)?;
             let Capacity { send_requests, entries, inline_bytes } = self.capacity;
             // Zero is what drivers that do not say leave there.
             let read_entries = match self.device.limits().read_entries {

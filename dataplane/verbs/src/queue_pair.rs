@@ -307,11 +307,18 @@ impl QueuePair<Reset> {
         Ok(Self { handle, number, capacity, state: PhantomData })
     }
 
-    /// Binds it to a port. The peer may do what `access` and the registered regions allow.
-    pub fn initialise(self, port: u8, access: PeerAccess) -> Result<QueuePair<Initialised>, VerbsError> {
+    /// Binds it to a port and to a row of its partition key table. The peer may do what `access` and the registered regions
+    /// allow.
+    pub fn initialise(
+        self,
+        port: u8,
+        partition_key_index: u16,
+        access: PeerAccess,
+    ) -> Result<QueuePair<Initialised>, VerbsError> {
         let attributes = ffi::QueuePairAttributes {
             state: ffi::QPS_INIT,
             port,
+            partition_key_index,
             access: ffi::ACCESS_LOCAL_WRITE | remote_flags(access),
             ..Default::default()
         };

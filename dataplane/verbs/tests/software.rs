@@ -636,3 +636,30 @@ fn a_machine_without_devices_says_so() {
         },
     }
 }
+
+/// Peers meet within a partition, whichever row of their tables it is in, and nowhere else.
+#[test]
+fn queue_pairs_are_in_the_partition_that_is_asked_for() {
+    let member = |partition| VerbsConfig { partition, ..small() };
+    let between = |here, there| {
+        let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+        let mut two = Two::new(
+            device_a.open().expect("open"),
+            device_b.open().expect("open"),
+            member(here),
+            member(there),
+        );
+        let source = Source::Slot { slot: two.source.clone(), offset: 0, len: 8 };
+        let target = Target { slot: two.target.slot(), generation: two.target.generation(), offset: 0 };
+        two.post(write(two.to_b, 1, source, target));
+        two.until("an answer", |two| two.completion_at_a(1).is_some());
+        two.completion_at_a(1)
+    };
+    assert_eq!(between(Some(1), Some(0x8001)), Some(Completion::Done), "the membership bit does not count");
+    assert_eq!(between(None, Some(0x7FFF)), Some(Completion::Done), "the first row is the default partition");
+    assert_eq!(between(Some(1), Some(2)), Some(Completion::PeerDown));
+    let slab = pool("partitions").slab().clone();
+    let device = SoftwareDevice::new().open().expect("open");
+    let error = VerbsFabric::new(device, &slab, None, member(Some(9))).expect_err("no such row").to_string();
+    assert!(error.contains("it is not in the partition 0x0009 (rdma.partition)"), "{error}");
+}

@@ -142,6 +142,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *       listen = "127.0.0.1:0"    # where TCP listens: an address that peers reach; port 0 is one of the system's choice
  *       socket_folder = ""        # of the shared memory's socket; empty is the system's folder for temporary files
  *       socket_name = ""          # its file is kvasir-NAME.sock; empty is a name that no other process has
+ *       secret_file = ""          # with the secret that the processes of a cluster share, at least 32 bytes; empty is the
+ *                                 # environment's KVASIR_TRANSFER_SECRET, if it is set
  *       lease = "30 s"            # how long blocks are kept for a receiver that does not come; "10 ms" to "10 min"
  *       capacity = "256 MiB"      # memory through which blocks go, beside that of [host_tier]
  *       layers = 1                # layers of a block; 1 to 4096
@@ -151,14 +153,20 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *       head_bytes = "128 KiB"    # bytes of one head in one row
  *       fingerprint = "0000000000000000" # 16 hexadecimal digits; processes with different ones refuse each other's blocks
  *       [rdma]
- *       devices = []              # by name; empty: every one with an active port
+ *       devices = []              # by name; empty: those nearest to the memory that `near` names
+ *       near = "auto"             # "gpu0", a PCI address, "host", "host:1"; "auto": this process's GPU, else its processors
  *       listen = "127.0.0.1:0"    # where peers connect; with a port each further device takes the next one
+ *       gid = "auto"              # row of the port's GID table
+ *       partition = "default"     # P_Key, like "0x8001"
+ *       traffic_class = 0         # of RoCE packets: the DSCP times four
  *
  * With a `socket_name` shared memory must be usable, as TCP must with a port and RDMA with devices; otherwise what the
- * machine lacks is passed over. Settings of the product's [transfer] and [rdma] that are not here have its defaults.
+ * machine lacks is passed over. Peers prove that they hold the secret before anything else is exchanged; they may write the
+ * blocks that a transfer asks them for (over TCP no others, over RDMA and shared memory any of the library's slots), and
+ * read none. Without a secret whoever reaches an address may. Settings of the product's [transfer] and [rdma] that are not here have its defaults.
  *
  * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB) and times too (ms, s, min). All sections but [queue]
- * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three and `lease`), and so
+ * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three, `secret_file` and `lease`), and so
  * are the defaults but that of `host_tier.capacity`. What is wrong
  * in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED. With [device] the host tier's
  * memory is pinned, all of it at once, and the kernels are compiled by NVIDIA's run-time compiler (NVRTC), which must

@@ -257,6 +257,12 @@ pub(crate) struct RdmaSettings {
     pub(crate) near: String,
     /// Where peers connect to make queue pairs.
     pub(crate) listen: SocketAddr,
+    /// Row of the port's GID table, or `auto`.
+    pub(crate) gid: String,
+    /// Partition by its P_Key, or `default`.
+    pub(crate) partition: String,
+    /// Traffic class of RoCE packets: the DSCP times four. 0 to 255.
+    pub(crate) traffic_class: u8,
 }
 
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -329,7 +335,14 @@ impl TransferSettings {
 
 impl Default for RdmaSettings {
     fn default() -> Self {
-        Self { devices: Vec::new(), near: "auto".to_owned(), listen: LOOPBACK }
+        Self {
+            devices: Vec::new(),
+            near: "auto".to_owned(),
+            listen: LOOPBACK,
+            gid: "auto".to_owned(),
+            partition: "default".to_owned(),
+            traffic_class: 0,
+        }
     }
 }
 

@@ -573,3 +573,78 @@ fn random_hand_offs_are_right_or_missing() {
     }
     assert!(whole > 100 && missing > 20, "{whole} whole, {missing} not");
 }
+
+/// A file with a secret that is a letter, many times.
+struct SecretFile(std::path::PathBuf);
+
+impl SecretFile {
+    fn new(letter: &str, bytes: usize) -> Self {
+        let name = format!("kvasir-secret-{}-{letter}-{bytes}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, letter.repeat(bytes)).expect("a file");
+        Self(path)
+    }
+
+    fn line(&self) -> String {
+        format!("secret_file = {:?}\n", self.0.display().to_string())
+    }
+}
+
+impl Drop for SecretFile {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn engines_with_the_same_secret_hand_over_and_others_do_not() {
+    let (ours, others) = (SecretFile::new("a", 40), SecretFile::new("b", 40));
+    for transport in ["shm", "tcp"] {
+        let prefill = Engine::new(transport, 1, &ours.line());
+        for (more, expected) in [
+            (ours.line(), (Status::Ok, 1, Ending::Complete)),
+            (others.line(), (Status::Failed, 0, Ending::PeerDown)),
+            (String::new(), (Status::Failed, 0, Ending::PeerDown)),
+        ] {
+            let decode = Engine::new(transport, 2, &more);
+            let (before, transfer) = (decode.planes.clone(), transfer_id());
+            assert_eq!(prefill.push(transfer, 0, &[5], 0..LAYERS as u32), 0);
+            prefill.end(transfer);
+            assert_eq!(decode.expect(transfer, &prefill.address(), 0, &[8], Duration::from_secs(5)), 0);
+            let (status, blocks, ending) = decode.ended();
+            assert_eq!((blocks, ending), (expected.1, expected.2), "{transport} {more:?}: {status:?}");
+            if blocks > 0 {
+                assert_eq!(prefill.block(5), decode.block(8));
+            } else {
+                assert_eq!(decode.planes, before, "{transport} {more:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bad_secret_or_place_is_named_when_the_store_is_opened() {
+    let short = SecretFile::new("a", 31);
+    for (lines, expected) in [
+        (format!("[transfer]\n{}", short.line()), "the secret has 31 bytes; it takes at least 32"),
+        (
+            "[transfer]\nsecret_file = \"/nowhere/secret\"".to_owned(),
+            "transfer.secret_file = \"/nowhere/secret\"",
+        ),
+        ("[transfer]\n[rdma]\nnear = \"the moon\"".to_owned(), "rdma.near: 'the moon' names no place"),
+        ("[transfer]\n[rdma]\npartition = \"8001\"".to_owned(), "rdma.partition = \"8001\""),
+        ("[transfer]\n[rdma]\ngid = \"x\"".to_owned(), "rdma.gid = \"x\""),
+    ] {
+        let configuration =
+            CString::new(format!("[host_tier]\ncapacity = \"1 MiB\"\n{lines}")).expect("no zero");
+        let (mut handle, mut error) = (std::ptr::null_mut(), [0 as c_char; 300]);
+        // SAFETY: all of it lives during the call.
+        let status = unsafe {
+            kvasir_kv_open(configuration.as_ptr(), &raw mut handle, error.as_mut_ptr(), error.len())
+        };
+        // SAFETY: the library has written an end.
+        let error = unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy();
+        assert_eq!(status, Status::Configuration as i32, "{lines}");
+        assert!(error.contains(expected), "{error} is not {expected}");
+    }
+}

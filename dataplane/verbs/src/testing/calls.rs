@@ -22,6 +22,8 @@ const WORK_REQUESTS_MAX: u32 = 32 << 10;
 /// Fewer than of a write, as on some cards.
 const READ_ENTRIES_MAX: usize = 4;
 const COMPLETION_ENTRIES_MAX: u32 = 4 << 20;
+/// The default partition, a full member of one and a limited member of another.
+const PARTITION_KEYS: [u16; 3] = [0xFFFF, 0x8001, 0x0002];
 
 /// Reads a field through a raw pointer that the C contract makes valid.
 macro_rules! field {
@@ -104,6 +106,7 @@ pub(super) fn library() -> Arc<Library> {
         query_device,
         query_port,
         query_gid,
+        query_partition_key,
         allocate_domain,
         free_domain,
         register,
@@ -213,6 +216,7 @@ unsafe extern "C" fn query_port(_context: *mut Context, port: u8, attributes: *m
         mtu_max: 5,
         mtu_active: 3,
         gid_count: 2,
+        partition_key_count: PARTITION_KEYS.len() as u16,
         message_bytes_max: 1 << 30,
         active_width: 1,
         active_speed: 32,
@@ -231,6 +235,17 @@ unsafe extern "C" fn query_gid(_context: *mut Context, _port: u8, index: c_int, 
         1 => put!(gid, Gid { raw: ipv4 }),
         _ => return Errno::INVAL.raw_os_error(),
     }
+    0
+}
+
+unsafe extern "C" fn query_partition_key(
+    _context: *mut Context,
+    _port: u8,
+    index: c_int,
+    key: *mut u16,
+) -> c_int {
+    let Some(found) = PARTITION_KEYS.get(index as usize) else { return Errno::INVAL.raw_os_error() };
+    put!(key, found.to_be());
     0
 }
 

@@ -120,7 +120,8 @@ impl World {
 
     fn execute(&mut self, number: u32, request: &Request) -> Outcome {
         let Some(pair) = self.pairs.get(&number) else { return failed(ffi::WC_LOC_QP_OP_ERR) };
-        let (context, domain, destination, psns, retry) = (
+        let (partition, context, domain, destination, psns, retry) = (
+            pair.partition,
             pair.context,
             pair.domain,
             pair.destination,
@@ -157,7 +158,8 @@ impl World {
         let (peer_context, peer_domain) = (peer.context, peer.domain);
         let (peer_receives, peer_completions) = (peer.receives, peer.completions);
         let answers = matches!(peer.state, ffi::QPS_RTR | ffi::QPS_RTS) && peer.destination == number;
-        let in_step = peer.receive_psn == psns.0;
+        // A packet of another partition is dropped, and nothing answers it.
+        let in_step = peer.receive_psn == psns.0 && peer.partition == partition;
         let peer_cut = self.device_of_context(peer_context).is_none_or(|device| device.is_cut);
         if !answers || !in_step || cut || peer_cut {
             return failed(ffi::WC_RETRY_EXC_ERR);

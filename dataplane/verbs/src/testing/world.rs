@@ -132,6 +132,8 @@ pub(super) struct PairState {
     pub(super) capacity: ffi::QueuePairCapacity,
     pub(super) state: u32,
     pub(super) destination: u32,
+    /// Without the membership bit.
+    pub(super) partition: u16,
     pub(super) send_psn: u32,
     pub(super) receive_psn: u32,
     pub(super) receiver_not_ready_retry: u8,

@@ -11,6 +11,7 @@ use dataplane_rails::{
 use dataplane_transfer::{
     BondConfig, HeadRange, Limits, PieceLayout, TransferCounters, TransferNode, TransferService,
 };
+use dataplane_verbs::{VerbsConfig, VerbsError, gid_index_of, partition_of};
 
 use super::{HandOffs, Shape, Transfers};
 use crate::config::{RdmaSettings, TransferSettings, Transports};
@@ -97,6 +98,13 @@ fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<Rail
         "auto" => None,
         near => Some(near.parse().map_err(|error| configuration(&format!("rdma.near: {error}")))?),
     };
+    let refused = |error: VerbsError| configuration(&error.to_string());
+    let verbs = VerbsConfig {
+        gid_index: gid_index_of(&rdma.gid).map_err(refused)?,
+        partition: partition_of(&rdma.partition).map_err(refused)?,
+        traffic_class: rdma.traffic_class,
+        ..VerbsConfig::default()
+    };
     Ok(RailsConfig {
         transports: transports.into_iter().map(wanted).collect(),
         role: Role::Worker,
@@ -109,7 +117,7 @@ fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<Rail
         devices: rdma.devices.clone(),
         near,
         rdma_listen: rdma.listen,
-        rdma: dataplane_verbs::VerbsConfig::default(),
+        rdma: verbs,
         bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
         corrupt: None,
     })

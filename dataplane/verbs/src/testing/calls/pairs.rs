@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use rustix::io::Errno;
 
 use super::super::world::{ENTRIES_MAX, INLINE_MAX, PairState, Request, World, strikes};
-use super::{QUEUE_PAIRS_MAX, READ_ENTRIES_MAX, WORK_REQUESTS_MAX, context_of, error};
+use super::{PARTITION_KEYS, QUEUE_PAIRS_MAX, READ_ENTRIES_MAX, WORK_REQUESTS_MAX, context_of, error};
 use crate::ffi::{
     self, ProtectionDomain, QueuePair, QueuePairAttributes, QueuePairInit, ScatterGatherEntry,
     SendWorkRequest, WorkCompletion,
@@ -57,6 +57,7 @@ pub(super) unsafe extern "C" fn create_queue_pair(
         capacity,
         state: ffi::QPS_RESET,
         destination: 0,
+        partition: 0,
         send_psn: 0,
         receive_psn: 0,
         receiver_not_ready_retry: 0,
@@ -123,7 +124,7 @@ pub(super) unsafe extern "C" fn modify_queue_pair(
     }
     let Some(state) = world.pairs.get_mut(&number) else { return Errno::INVAL.raw_os_error() };
     let is_sane = match wanted.state {
-        ffi::QPS_INIT => wanted.port == 1,
+        ffi::QPS_INIT => wanted.port == 1 && usize::from(wanted.partition_key_index) < PARTITION_KEYS.len(),
         ffi::QPS_RTR => {
             (1..=5).contains(&wanted.path_mtu)
                 && wanted.address.is_global == 1
@@ -141,6 +142,9 @@ pub(super) unsafe extern "C" fn modify_queue_pair(
         ffi::QPS_ERR => {
             world.fail(number);
             return 0;
+        }
+        ffi::QPS_INIT => {
+            state.partition = PARTITION_KEYS[usize::from(wanted.partition_key_index)] & 0x7FFF;
         }
         ffi::QPS_RTR => {
             state.destination = wanted.destination;
