@@ -1,17 +1,22 @@
 //! Random transfers between processes, over every transport that this machine has, with cancellations, deadlines
-//! that are too short and peers killed in the middle. Every byte that is said to have arrived is compared; at the
-//! end nothing may be held by anybody.
+//! that are too short, peers killed in the middle, and others that lie about slots, generations and lengths or do not hold
+//! the secret. Every byte that is said to have arrived is compared; at the end nothing may be held by anybody.
 
+mod liar;
 mod node;
 mod work;
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use dataplane_fabric::auth::{SharedKey, random_bytes};
+use liar::{Liar, Lies};
 pub(crate) use node::run as run_node;
 use work::Worker;
 
@@ -20,6 +25,8 @@ pub(crate) const PEERS: &str = "shm,tcp;shm;tcp";
 /// What may be open or resident more at the end than shortly after the start: buffers at their largest, links being made.
 const DESCRIPTORS_SLACK: usize = 40;
 const MEMORY_SLACK_MIB: u64 = 96;
+/// Threads that lie to the worker over TCP.
+const LIARS: u64 = 2;
 /// How long everything may take to come to rest at the end.
 const REST_WITHIN: Duration = Duration::from_secs(30);
 
@@ -41,12 +48,13 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn start(folder: &Path, transports: &str, number: u64, life: Duration) -> Result<Self> {
+    fn start(folder: &Path, transports: &str, secret: &str, number: u64, life: Duration) -> Result<Self> {
         let mut child = own_command()?
             .arg("transfer-node")
             .args(["--transports", transports])
             .arg("--socket")
             .arg(folder.join(format!("{number}.sock")))
+            .env(node::SECRET, secret)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -105,11 +113,22 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
     own.dedup();
     let folder = Folder(std::env::temp_dir().join(format!("kvasir-soak-{}", std::process::id())));
     std::fs::create_dir_all(&folder.0).context("a folder for sockets")?;
-    let mut worker = Worker::new(&folder.0, seed, &own.join(","), kinds.len())?;
+    let secret = format!("{:032x}", u128::from_le_bytes(random_bytes()?));
+    let key = SharedKey::from_secret(secret.as_bytes())?;
+    let mut worker = Worker::new(&folder.0, seed, &own.join(","), kinds.len(), &key)?;
+    let lies = Arc::new(Lies::default());
+    let tcp = worker.node.address.split(',').find_map(|link| link.strip_prefix("tcp:")).map(str::to_owned);
+    let liars: Vec<Liar> = tcp
+        .iter()
+        .flat_map(|address| (0..LIARS).map(move |number| (address, number)))
+        .map(|(address, number)| {
+            Liar::start(address.clone(), key.clone(), worker.untold(), seed + number, Arc::clone(&lies))
+        })
+        .collect();
     let mut number = 0;
     let mut start = |transports: &str, life: Duration| {
         number += 1;
-        Peer::start(&folder.0, transports, number, life)
+        Peer::start(&folder.0, transports, &secret, number, life)
     };
     let mut peers = Vec::new();
     for transports in &kinds {
@@ -136,6 +155,8 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
         }
     }
     drop(peers);
+    liars.into_iter().try_for_each(Liar::stop)?;
+    worker.check_untold()?;
     let rest = Instant::now();
     while !worker.is_at_rest() {
         ensure!(rest.elapsed() < REST_WITHIN, "not at rest: {}", worker.what_is_held());
@@ -160,6 +181,9 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
         resident_mib(),
         descriptors()
     );
+    let (told, strangers) = (lies.told.load(Ordering::Relaxed), lies.strangers.load(Ordering::Relaxed));
+    println!("{told} lies told, none believed; {strangers} strangers, none admitted");
+    ensure!(tcp.is_none() || told > 0 && strangers > 0, "nobody lied: the run shows nothing of it");
     let links = &worker.node.links;
     println!(
         "links: {} failed while their peer went on, {} made again, {} slices retried",

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use dataplane_fabric::Fabric;
+use dataplane_fabric::auth::SharedKey;
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpFabric};
@@ -20,6 +21,8 @@ pub(crate) const LAYERS: u16 = 8;
 pub(crate) const SLOT_BYTES: usize = 64 << 10;
 pub(crate) const LAYOUT: PieceLayout = PieceLayout::whole(LAYERS, SLOT_BYTES as u32 / LAYERS as u32, 1);
 const SLOTS: u32 = 256;
+/// Environment variable with the secret of a run.
+pub(crate) const SECRET: &str = "KVASIR_SOAK_SECRET";
 /// Slots that a peer lends out.
 const LENT: usize = 64;
 
@@ -36,6 +39,7 @@ impl Node {
         transports: &str,
         socket: &Path,
         seed: u64,
+        key: &SharedKey,
         notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self> {
         let layout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: SLOTS };
@@ -50,18 +54,29 @@ impl Node {
                 "shm" => {
                     let path = socket.display().to_string();
                     address.push(format!("shm:{path}"));
-                    (Box::new(ShmFabric::new(Arc::clone(slab), Some(&path), ShmConfig::default())?), 0)
+                    (
+                        Box::new(ShmFabric::new(
+                            Arc::clone(slab),
+                            Some(&path),
+                            ShmConfig { key: key.clone(), ..ShmConfig::default() },
+                        )?),
+                        0,
+                    )
                 }
                 "rdma" => {
                     let device = Device::open(&Library::load()?, Some(device))?;
                     // Seven retries would be without end on Soft-RoCE.
-                    let config = VerbsConfig { retry_count: 6, ..VerbsConfig::default() };
+                    let config = VerbsConfig { retry_count: 6, key: key.clone(), ..VerbsConfig::default() };
                     let fabric = VerbsFabric::new(device, slab, any, config)?;
                     address.push(format!("rdma:{}", fabric.listening_on().context("bound")?));
                     (Box::new(fabric), 1)
                 }
                 "tcp" => {
-                    let fabric = TcpFabric::new(Arc::clone(slab), any, TcpConfig::default())?;
+                    let fabric = TcpFabric::new(
+                        Arc::clone(slab),
+                        any,
+                        TcpConfig { key: key.clone(), ..TcpConfig::default() },
+                    )?;
                     address.push(format!("tcp:{}", fabric.listening_on().context("bound")?));
                     (Box::new(fabric), 2)
                 }
@@ -105,7 +120,9 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 /// The peer process: lends slots, and pushes blocks when told to, until its input ends or it is killed.
 pub(crate) fn run(transports: &str, socket: &Path) -> Result<()> {
-    let node = Node::new(transports, socket, u64::from(std::process::id()), |_| ())?;
+    let secret = std::env::var(SECRET).with_context(|| format!("{SECRET} is not set"))?;
+    let key = SharedKey::from_secret(secret.as_bytes())?;
+    let node = Node::new(transports, socket, u64::from(std::process::id()), &key, |_| ())?;
     let lent: Vec<SlotRef> = (0..LENT).filter_map(|_| node.pool.acquire()).collect();
     let names: Vec<String> =
         lent.iter().map(|slot| format!("{}:{}", slot.slot(), slot.generation())).collect();

@@ -6,13 +6,16 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use dataplane_fabric::auth::SharedKey;
 use dataplane_fabric::{Priority, Rows, SlotRange, Target};
 use dataplane_memory::SlotRef;
 use dataplane_transfer::{Batch, Command, Direction, MoveHandle, MoveOutcome, Notice, Outcome, Piece};
 
 use super::Peer;
-use super::node::{Node, SLOT_BYTES, block_bytes, content_of, pattern};
+use super::node::{Node, SLOT_BYTES, block_bytes, content_of, fill_block, pattern};
 
+/// Slots that nobody is told of.
+const UNTOLD: usize = 16;
 /// Moves and hand-offs under way at a time.
 const UNDER_WAY_MAX: usize = 24;
 
@@ -70,14 +73,25 @@ pub(crate) struct Worker {
     lives: Vec<u64>,
     in_use: Vec<Vec<usize>>,
     pub(crate) tally: Tally,
+    /// Slots that nobody is told of: liars try to write them.
+    untold: Vec<SlotRef>,
+    seed: u64,
 }
 
 impl Worker {
-    pub(crate) fn new(folder: &Path, seed: u64, transports: &str, peers: usize) -> Result<Self> {
+    pub(crate) fn new(
+        folder: &Path,
+        seed: u64,
+        transports: &str,
+        peers: usize,
+        key: &SharedKey,
+    ) -> Result<Self> {
         let (sender, notices) = channel();
         // The receiver outlives the service; at the very end a notice may find nobody.
         let notify = move |notice| drop(sender.send(notice));
-        let node = Node::new(transports, &folder.join("0.sock"), seed, notify)?;
+        let node = Node::new(transports, &folder.join("0.sock"), seed, key, notify)?;
+        let untold: Vec<SlotRef> = (0..UNTOLD).filter_map(|_| node.pool.acquire()).collect();
+        untold.iter().for_each(|slot| fill_block(slot, seed, 0));
         Ok(Self {
             node,
             notices,
@@ -87,6 +101,8 @@ impl Worker {
             lives: vec![0; peers],
             in_use: vec![Vec::new(); peers],
             tally: Tally::default(),
+            untold,
+            seed,
         })
     }
 
@@ -95,6 +111,25 @@ impl Worker {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         (self.random >> 8) % bound
+    }
+
+    /// Numbers of the slots that nobody is told of.
+    pub(crate) fn untold(&self) -> Vec<u32> {
+        self.untold.iter().map(SlotRef::slot).collect()
+    }
+
+    /// Compares those slots, and gives them back.
+    pub(crate) fn check_untold(&mut self) -> Result<()> {
+        for slot in self.untold.drain(..) {
+            let mut found = vec![0; SLOT_BYTES];
+            slot.slab().read(slot.slot(), 0, &mut found);
+            ensure!(
+                found == block_bytes(self.seed, 0),
+                "A LIE WAS BELIEVED: slot {} was written",
+                slot.slot()
+            );
+        }
+        Ok(())
     }
 
     pub(crate) fn peer_replaced(&mut self, index: usize) {

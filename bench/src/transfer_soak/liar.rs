@@ -1,0 +1,159 @@
+//! A peer that holds the secret and lies: it names slots that it was not told of, generations that it guesses, and bytes
+//! outside of slots, asks to read, and breaks off anywhere.
+//!
+//! It speaks the TCP transport's protocol by hand (`dataplane/tcp/src/wire.rs` has the layout). Each lie must cost it the
+//! connection and change nothing: the worker keeps slots that nobody was told of, and compares them.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES, SharedKey};
+
+use super::node::SLOT_BYTES;
+
+const WRITE: u8 = 3;
+const READ: u8 = 5;
+/// Hellos of both sides with their proofs.
+const HELLO_BYTES: usize = 64;
+/// How long the worker may take to end a connection.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What liars have done.
+#[derive(Debug, Default)]
+pub(crate) struct Lies {
+    /// Told over connections that were admitted.
+    pub(crate) told: AtomicU64,
+    /// Connections with another secret.
+    pub(crate) strangers: AtomicU64,
+}
+
+/// A thread that lies until it is stopped.
+pub(crate) struct Liar {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<()>>,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 8) % bound
+    }
+}
+
+impl Liar {
+    /// Lies to the node at `address` about its slots, those of `targets` above all.
+    pub(crate) fn start(
+        address: String,
+        key: SharedKey,
+        targets: Vec<u32>,
+        seed: u64,
+        lies: Arc<Lies>,
+    ) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+            while !stopped.load(Ordering::Relaxed) {
+                if random.below(8) == 0 {
+                    be_refused(&address, &mut random)?;
+                    lies.strangers.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    lie(&address, &key, &targets, &mut random)?;
+                    lies.told.fetch_add(1, Ordering::Relaxed);
+                }
+                std::thread::sleep(PAUSE);
+            }
+            Ok(())
+        });
+        Self { stop, thread }
+    }
+
+    /// Ends it; an error when a lie was believed.
+    pub(crate) fn stop(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().map_err(|_| anyhow!("a liar panicked"))?
+    }
+}
+
+/// Connections of both lanes of a session, greeted; fewer when the node hung up.
+fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> {
+    let mut streams = Vec::new();
+    for lane in 0..2_u8 {
+        let mut stream = TcpStream::connect(address).context("a liar cannot connect")?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let (mut authentication, opening) = Authentication::connecting()?;
+        let mut answer = [0; OPENING_BYTES];
+        if stream.write_all(&opening).is_err() || stream.read_exact(&mut answer).is_err() {
+            return Ok(streams);
+        }
+        authentication.opened(&answer)?;
+        let mut hello = [0; 32];
+        hello[..8].copy_from_slice(b"KVSRTCP\0");
+        hello[8..13].copy_from_slice(&[3, 0, lane, 0, 1]);
+        hello[16] = 8;
+        hello[24..].copy_from_slice(&session.to_le_bytes());
+        let proof = authentication.prove(key, &hello)?;
+        let mut answer = [0; HELLO_BYTES];
+        if stream.write_all(&[&hello[..], &proof].concat()).is_err()
+            || stream.read_exact(&mut answer).is_err()
+        {
+            return Ok(streams);
+        }
+        streams.push(stream);
+    }
+    Ok(streams)
+}
+
+fn be_refused(address: &str, random: &mut Random) -> Result<()> {
+    let secret: Vec<u8> = (0..32).map(|_| b'a' + random.below(26) as u8).collect();
+    let key = SharedKey::from_secret(&secret)?;
+    ensure!(join(address, &key, random.below(u64::MAX))?.is_empty(), "A STRANGER WAS ADMITTED");
+    Ok(())
+}
+
+fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut Random) -> Result<()> {
+    let mut streams = join(address, key, random.below(u64::MAX))?;
+    // Refused for want of room: nothing was shown.
+    let [_, stream] = &mut streams[..] else { return Ok(()) };
+    let slot = match random.below(4) {
+        0 => random.below(1 << 32) as u32,
+        _ => targets[random.below(targets.len() as u64) as usize],
+    };
+    let len = match random.below(4) {
+        0 => random.below(1 << 32) as u32,
+        _ => 1 + random.below(SLOT_BYTES as u64) as u32,
+    };
+    let offset = if random.below(4) == 0 { random.below(1 << 32) as u32 } else { 0 };
+    let mut header = [0; 32];
+    header[0] = match random.below(6) {
+        0 => random.below(256) as u8,
+        1 => READ,
+        _ => WRITE,
+    };
+    let generation = random.below(1 << 32) as u32;
+    for (place, word) in header[4..].chunks_mut(4).zip([len, slot, generation, offset]) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    let payload = vec![0xEE; random.below(SLOT_BYTES as u64) as usize];
+    // The node may have hung up after the header.
+    let _hung_up = stream.write_all(&header).and_then(|()| stream.write_all(&payload));
+    let _hung_up = stream.shutdown(std::net::Shutdown::Write);
+    // What comes until it hangs up is not what lies in its slots.
+    let mut seen = Vec::new();
+    let ended = stream.read_to_end(&mut seen);
+    let timed_out = ended.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+    ensure!(!timed_out, "A LIE WAS BELIEVED: the connection stays open after {header:?}");
+    ensure!(seen.len() < 4096, "A LIE WAS BELIEVED: {} bytes were read", seen.len());
+    Ok(())
+}
