@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use dataplane_fabric::auth::{Authentication, OPENING_BYTES, SharedKey};
+use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, SharedKey};
 
 use super::node::SLOT_BYTES;
 
@@ -68,8 +68,8 @@ impl Liar {
                     be_refused(&address, &mut random)?;
                     lies.strangers.fetch_add(1, Ordering::Relaxed);
                 } else {
-                    lie(&address, &key, &targets, &mut random)?;
-                    lies.told.fetch_add(1, Ordering::Relaxed);
+                    let is_told = lie(&address, &key, &targets, &mut random)?;
+                    lies.told.fetch_add(u64::from(is_told), Ordering::Relaxed);
                 }
                 std::thread::sleep(PAUSE);
             }
@@ -97,7 +97,7 @@ fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> 
         if stream.write_all(&opening).is_err() || stream.read_exact(&mut answer).is_err() {
             return Ok(streams);
         }
-        authentication.opened(&answer)?;
+        authentication.opened(&answer, Dialled::of(stream.peer_addr()?))?;
         let mut hello = [0; 32];
         hello[..8].copy_from_slice(b"KVSRTCP\0");
         hello[8..13].copy_from_slice(&[3, 0, lane, 0, 1]);
@@ -122,10 +122,10 @@ fn be_refused(address: &str, random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut Random) -> Result<()> {
+/// Tells one lie; false when the connection was refused for want of room.
+fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut Random) -> Result<bool> {
     let mut streams = join(address, key, random.below(u64::MAX))?;
-    // Refused for want of room: nothing was shown.
-    let [_, stream] = &mut streams[..] else { return Ok(()) };
+    let [_, stream] = &mut streams[..] else { return Ok(false) };
     let slot = match random.below(4) {
         0 => random.below(1 << 32) as u32,
         _ => targets[random.below(targets.len() as u64) as usize],
@@ -155,5 +155,5 @@ fn lie(address: &str, key: &SharedKey, targets: &[u32], random: &mut Random) -> 
     let timed_out = ended.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
     ensure!(!timed_out, "A LIE WAS BELIEVED: the connection stays open after {header:?}");
     ensure!(seen.len() < 4096, "A LIE WAS BELIEVED: {} bytes were read", seen.len());
-    Ok(())
+    Ok(true)
 }

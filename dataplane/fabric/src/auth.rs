@@ -2,16 +2,22 @@
 //!
 //! Every transport begins a connection in the same way:
 //! 1. The side that connects sends an opening: a nonce that it has just drawn. The side that accepts answers with another.
-//! 2. Each side's hello is followed by a proof: BLAKE3, keyed with the secret, over the side, both nonces and the hello. The
-//!    side that connects goes first, so that nothing is made for a stranger: no queue pair, no descriptor, no table entry.
+//! 2. Each side's hello is followed by a proof: BLAKE3, keyed with the secret, over the side, both nonces, the address that
+//!    was dialled and the hello. The side that connects goes first: the side that accepts makes no queue pair, passes no
+//!    descriptor and names no block for a stranger.
 //!
 //! Both sides are proved, nothing can be replayed, and what a hello says (queue pairs, keys of memory) cannot be changed on
-//! its way. Limits: whoever can read the secret is a peer, and what travels after the handshake is neither encrypted nor
-//! authenticated. Without a secret the same messages are exchanged with a key that everybody knows: anybody may connect.
+//! its way. A stranger who is dialled cannot pass the messages on to a peer either: the two would differ about the address.
+//! For the same reason peers with a secret cannot have address translation between them.
+//!
+//! Limits: whoever can read the secret is a peer; the side that connects shows its hello to whoever it dials; and what
+//! travels after the handshake is neither encrypted nor authenticated. Without a secret the same messages are exchanged
+//! with a key that everybody knows, and without the address: anybody may connect.
 //!
 //! Once for each connection; not a hot path.
 
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 
 /// Bytes of an opening.
 pub const OPENING_BYTES: usize = 32;
@@ -19,6 +25,9 @@ pub const OPENING_BYTES: usize = 32;
 pub const PROOF_BYTES: usize = 32;
 /// Fewest bytes of a secret.
 pub const SECRET_BYTES_MIN: usize = 32;
+
+/// Help text of the counter `unproved_handshakes`, which every transport has.
+pub const UNPROVED_HELP: &str = "Handshakes in which the peer did not prove that it holds this node's secret";
 
 const MAGIC: [u8; 8] = *b"KVSRAUTH";
 const VERSION: u8 = 1;
@@ -38,8 +47,10 @@ pub enum AuthError {
     /// The opening is of another version.
     #[error("a peer of another version")]
     Version,
-    /// The proof does not match: the secrets differ, or the hello was changed on its way.
-    #[error("its secret is not ours (transfer.secret_file)")]
+    /// The proof does not match: the secrets differ, or the hello was changed or passed on by somebody.
+    #[error(
+        "its secret is not ours, or its hello was changed or passed on (transfer.secret_file, KVASIR_TRANSFER_SECRET)"
+    )]
     Secret,
     /// A hello or a second opening where an opening was due, or the other way round.
     #[error("an opening or a hello out of its order")]
@@ -93,6 +104,29 @@ impl SharedKey {
     }
 }
 
+/// The address that was dialled, as both sides see it: the other end of the socket for the side that connects, the own end
+/// for the side that accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dialled([u8; 18]);
+
+impl Dialled {
+    /// Of a socket whose other processes cannot be strangers' (a path, guarded by its peer's credentials).
+    pub const LOCAL: Self = Self([0; 18]);
+
+    /// Of an address of a socket; an IPv4 address is the same in either notation.
+    #[must_use]
+    pub fn of(address: SocketAddr) -> Self {
+        let mut bytes = [0; 18];
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        bytes[..16].copy_from_slice(&ip.octets());
+        bytes[16..].copy_from_slice(&address.port().to_be_bytes());
+        Self(bytes)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     Initiator = 1,
@@ -106,7 +140,7 @@ enum State {
     /// The side that connects has sent this nonce.
     Opened(Nonce),
     /// Both nonces are known here.
-    Agreed { side: Side, initiator: Nonce, acceptor: Nonce },
+    Agreed { side: Side, initiator: Nonce, acceptor: Nonce, dialled: Dialled },
 }
 
 /// One side's part in a handshake.
@@ -142,16 +176,17 @@ impl Authentication {
     pub fn opened(
         &mut self,
         opening: &[u8; OPENING_BYTES],
+        dialled: Dialled,
     ) -> Result<Option<[u8; OPENING_BYTES]>, AuthError> {
         let theirs = decode(opening)?;
         match self.0 {
             State::Awaited => {
                 let ours = random_bytes()?;
-                self.0 = State::Agreed { side: Side::Acceptor, initiator: theirs, acceptor: ours };
+                self.0 = State::Agreed { side: Side::Acceptor, initiator: theirs, acceptor: ours, dialled };
                 Ok(Some(encode(&ours)))
             }
             State::Opened(ours) => {
-                self.0 = State::Agreed { side: Side::Initiator, initiator: ours, acceptor: theirs };
+                self.0 = State::Agreed { side: Side::Initiator, initiator: ours, acceptor: theirs, dialled };
                 Ok(None)
             }
             State::Agreed { .. } => Err(AuthError::Order),
@@ -183,9 +218,12 @@ impl Authentication {
     }
 
     fn proof(&self, key: &SharedKey, side: Side, hello: &[u8]) -> Result<blake3::Hash, AuthError> {
-        let State::Agreed { initiator, acceptor, .. } = &self.0 else { return Err(AuthError::Order) };
+        let State::Agreed { initiator, acceptor, dialled, .. } = &self.0 else {
+            return Err(AuthError::Order);
+        };
+        let dialled = if key.is_secret { *dialled } else { Dialled::LOCAL };
         let mut hasher = blake3::Hasher::new_keyed(&key.key);
-        hasher.update(&[side as u8]).update(initiator).update(acceptor).update(hello);
+        hasher.update(&[side as u8]).update(initiator).update(acceptor).update(&dialled.0).update(hello);
         Ok(hasher.finalize())
     }
 }
@@ -227,10 +265,14 @@ mod tests {
     use super::*;
 
     fn sides() -> (Authentication, Authentication) {
+        sides_at(Dialled::LOCAL, Dialled::LOCAL)
+    }
+
+    fn sides_at(from: Dialled, at: Dialled) -> (Authentication, Authentication) {
         let (mut initiator, bytes) = Authentication::connecting().expect("random bytes");
         let mut acceptor = Authentication::accepting();
-        let answer = acceptor.opened(&bytes).expect("an opening").expect("an answer");
-        assert_eq!(initiator.opened(&answer), Ok(None));
+        let answer = acceptor.opened(&bytes, at).expect("an opening").expect("an answer");
+        assert_eq!(initiator.opened(&answer, from), Ok(None));
         (initiator, acceptor)
     }
 
@@ -264,16 +306,34 @@ mod tests {
     }
 
     #[test]
+    fn a_hello_that_is_passed_on_proves_nothing() {
+        let address = |text: &str| Dialled::of(text.parse().expect("an address"));
+        let (one, mapped) = (address("10.0.0.1:7"), address("[::ffff:10.0.0.1]:7"));
+        for (dialled, at, is_good) in [
+            (one, mapped, true),
+            (one, address("10.0.0.2:7"), false),
+            (one, address("10.0.0.1:8"), false),
+            (one, address("[::1]:7"), false),
+        ] {
+            let (initiator, acceptor) = sides_at(dialled, at);
+            let proof = initiator.prove(&key("a"), b"hello").expect("agreed");
+            assert_eq!(acceptor.check(&key("a"), b"hello", &proof).is_ok(), is_good, "{dialled:?} {at:?}");
+            let proof = initiator.prove(&SharedKey::default(), b"hello").expect("agreed");
+            assert_eq!(acceptor.check(&SharedKey::default(), b"hello", &proof), Ok(()));
+        }
+    }
+
+    #[test]
     fn other_openings_are_refused() {
         let (connecting, good) = Authentication::connecting().expect("random bytes");
         assert_eq!(connecting.prove(&key("a"), b"hello"), Err(AuthError::Order));
-        assert_eq!(sides().0.opened(&good), Err(AuthError::Order), "a second opening");
+        assert_eq!(sides().0.opened(&good, Dialled::LOCAL), Err(AuthError::Order), "a second opening");
         for (at, value, error) in
             [(0, b'X', AuthError::Stranger), (8, 2, AuthError::Version), (9, 1, AuthError::Stranger)]
         {
             let mut bad = good;
             bad[at] = value;
-            assert_eq!(Authentication::accepting().opened(&bad), Err(error), "byte {at}");
+            assert_eq!(Authentication::accepting().opened(&bad, Dialled::LOCAL), Err(error), "byte {at}");
         }
     }
 

@@ -56,9 +56,9 @@ pub enum PeerAccess {
 }
 
 impl PeerAccess {
-    /// Whether peers are told of the slab.
+    /// Whether they may write, and so are told of the slab.
     #[must_use]
-    pub fn is_shown(self) -> bool {
+    pub fn allows_writes(self) -> bool {
         self != Self::None
     }
 

@@ -121,7 +121,7 @@ impl Slab {
         (slot < self.layout.slot_count).then(|| self.generation_cell(slot).load(Ordering::Acquire))
     }
 
-    /// The slot's present generation. Pairs with the release in `advance_generation`.
+    /// The slot's present generation. Pairs with the release in `change_generation`.
     #[must_use]
     #[inline]
     pub fn generation(&self, slot: u32) -> u32 {
@@ -134,6 +134,10 @@ impl Slab {
         let cell = self.generation_cell(slot);
         let (old, drawn) = (cell.load(Ordering::Relaxed), self.generations.draw());
         cell.store(if drawn == old { drawn.wrapping_add(1) } else { drawn }, Ordering::Release);
+    }
+
+    pub(crate) fn set_generation(&self, slot: u32, generation: u32) {
+        self.generation_cell(slot).store(generation, Ordering::Release);
     }
 
     /// Address of `len` bytes at `offset` of `slot`; panics when they are not inside the slot, or lie in a device's

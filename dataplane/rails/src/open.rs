@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use dataplane_fabric::Fabric;
+use dataplane_fabric::auth::UNPROVED_HELP;
 use dataplane_fabric::faults::CorruptingFabric;
 use dataplane_memory::Slab;
 use dataplane_shm::{ShmConfig, ShmError, ShmFabric};
@@ -258,11 +259,7 @@ fn tcp_counted(counters: &TcpCounters) -> Vec<CounterSample> {
         ("copied_sends", "Zero-copy sends that the kernel copied after all", counters.copied_sends.get()),
         ("accept_pauses", "Times accepting paused for want of descriptors", counters.accept_pauses.get()),
         ("handshake_timeouts", "Connections that did not greet in time", counters.handshake_timeouts.get()),
-        (
-            "unproved_handshakes",
-            "Handshakes in which the peer did not prove that it holds this node's secret",
-            counters.unproved_handshakes.get(),
-        ),
+        ("unproved_handshakes", UNPROVED_HELP, counters.unproved_handshakes.get()),
     ]
 }
 

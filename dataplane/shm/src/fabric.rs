@@ -74,7 +74,7 @@ impl ShmFabric {
         if slab.device().is_some() {
             return Err(ShmError::DeviceMemory);
         }
-        let shown = if config.access.is_shown() { slab } else { Arc::new(empty_slab()?) };
+        let shown = if config.access.allows_writes() { slab } else { Arc::new(empty_slab()?) };
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
             .map_err(ShmError::system("epoll_create1"))?;
         let counters = Arc::<ShmCounters>::default();
@@ -147,7 +147,7 @@ impl Fabric for ShmFabric {
     }
 
     fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.config.access.is_shown().then(|| Arc::clone(&self.shown))
+        self.config.access.allows_writes().then(|| Arc::clone(&self.shown))
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

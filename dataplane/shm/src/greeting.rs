@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{AuthError, Authentication};
+use dataplane_fabric::auth::{AuthError, Authentication, Dialled};
 use dataplane_fabric::{Event, PeerId};
 use rustix::io::Errno;
 
@@ -232,7 +232,7 @@ impl ShmFabric {
             connection.state = State::Open;
             self.notices.push_back(Event::Connected { peer });
         } else if let Some(opening) = handshake::receive_opening(socket)? {
-            connection.authentication.opened(&opening).map_err(ShmError::Auth)?;
+            connection.authentication.opened(&opening, Dialled::LOCAL).map_err(ShmError::Auth)?;
             let inbound = connection.inbound.memory();
             let ours = [self.shown.memory(), inbound, self.doorbell.word_memory(), self.doorbell.eventfd()];
             handshake::send(socket, ours, &connection.authentication, key)?;
@@ -323,6 +323,6 @@ impl ShmFabric {
 /// Answers the opening of an accepted socket, if it has come.
 fn answer_opening(greeting: &mut Greeting) -> Result<(), ShmError> {
     let Some(opening) = handshake::receive_opening(&greeting.socket)? else { return Ok(()) };
-    let answer = greeting.authentication.opened(&opening).map_err(ShmError::Auth)?;
+    let answer = greeting.authentication.opened(&opening, Dialled::LOCAL).map_err(ShmError::Auth)?;
     answer.map_or(Ok(()), |answer| handshake::send_opening(&greeting.socket, &answer))
 }

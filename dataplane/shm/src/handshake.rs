@@ -2,8 +2,8 @@
 //! (`dataplane_fabric::auth`). And who the other side is.
 //!
 //! The connecting side speaks first; the accepting side makes nothing for it before it has proved that it holds the same
-//! secret. The proof is over the descriptors' inode numbers too (stat(2)): whoever passes a hello on cannot put other
-//! memory into it.
+//! secret. The proof is over the inode numbers of slab, rings and word too (stat(2)): whoever passes a hello on cannot put
+//! other memory into it. (All eventfds have one inode: a wake-up could be diverted.)
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use rustix::net::{
 
 use crate::ShmError;
 
-/// Version 3 of the layout of rings, doorbell and this message.
+/// The last digit is the version of rings, doorbell and this message.
 const MAGIC: [u8; 8] = *b"KVSRSHM3";
 const DESCRIPTORS: usize = 4;
 const HELLO_BYTES: usize = MAGIC.len() + PROOF_BYTES;
@@ -51,14 +51,17 @@ pub(crate) fn receive_opening(socket: &OwnedFd) -> Result<Option<[u8; OPENING_BY
     }
 }
 
-/// What the proof of a hello is over: its magic, and device and inode of each descriptor.
-fn proved(
-    descriptors: [BorrowedFd<'_>; DESCRIPTORS],
-) -> Result<[u8; MAGIC.len() + DESCRIPTORS * 16], ShmError> {
-    let mut bytes = [0; MAGIC.len() + DESCRIPTORS * 16];
+/// Descriptors of memory, which come first: slab, rings and word.
+const MEMORIES: usize = 3;
+
+/// What the proof of a hello is over: its magic, and device and inode of each memory. Only memory that is sealed is looked at:
+/// a stranger's descriptor could be a file of a file system that does not answer.
+fn proved(memories: [BorrowedFd<'_>; MEMORIES]) -> Result<[u8; MAGIC.len() + MEMORIES * 16], ShmError> {
+    let mut bytes = [0; MAGIC.len() + MEMORIES * 16];
     let (magic, identities) = bytes.split_at_mut(MAGIC.len());
     magic.copy_from_slice(&MAGIC);
-    for (identity, descriptor) in identities.chunks_exact_mut(16).zip(descriptors) {
+    for (identity, descriptor) in identities.chunks_exact_mut(16).zip(memories) {
+        rustix::fs::fcntl_get_seals(descriptor).map_err(|_| ShmError::Handshake("it did not send memory"))?;
         let stat = rustix::fs::fstat(descriptor).map_err(ShmError::system("fstat"))?;
         let (device, inode) = identity.split_at_mut(8);
         device.copy_from_slice(&stat.st_dev.to_le_bytes());
@@ -74,7 +77,9 @@ pub(crate) fn send(
     authentication: &Authentication,
     key: &SharedKey,
 ) -> Result<(), ShmError> {
-    let proof = authentication.prove(key, &proved(descriptors)?).map_err(ShmError::Auth)?;
+    let proof = authentication
+        .prove(key, &proved([descriptors[0], descriptors[1], descriptors[2]])?)
+        .map_err(ShmError::Auth)?;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let pushed = control.push(SendAncillaryMessage::ScmRights(&descriptors));
@@ -118,7 +123,7 @@ pub(crate) fn receive(
     let [slab, rings, word, eventfd] = <[OwnedFd; DESCRIPTORS]>::try_from(descriptors).map_err(|_| {
         ShmError::Handshake("it did not send four descriptors, or there were none left for them here")
     })?;
-    let proved = proved([slab.as_fd(), rings.as_fd(), word.as_fd(), eventfd.as_fd()])?;
+    let proved = proved([slab.as_fd(), rings.as_fd(), word.as_fd()])?;
     authentication.check(key, &proved, proof).map_err(ShmError::Auth)?;
     Ok(Some(Hello { slab, rings, word, eventfd }))
 }

@@ -1,5 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dataplane_fabric::auth::UNPROVED_HELP;
+
 /// What a node has done so far; read with [`ShmCounters::snapshot`] from any thread.
 ///
 /// Most have one writer, the fabric's thread, which adds up in plain fields and stores the sums at each flush
@@ -43,11 +45,7 @@ impl ShmCounters {
             ("spins_that_sufficed", "Sleeps that ended while spinning", read(&self.spins_that_sufficed)),
             ("handshake_timeouts", "Connections that were not made in time", read(&self.handshake_timeouts)),
             ("other_users_refused", "Peers of another user turned away", read(&self.other_users_refused)),
-            (
-                "unproved_handshakes",
-                "Handshakes in which the peer did not prove that it holds this node's secret",
-                read(&self.unproved_handshakes),
-            ),
+            ("unproved_handshakes", UNPROVED_HELP, read(&self.unproved_handshakes)),
             ("accept_pauses", "Pauses in accepting for want of descriptors", read(&self.accept_pauses)),
             ("connections", "Connections made", read(&self.connections)),
         ]

@@ -100,7 +100,7 @@ impl Fabric for TcpFabric {
     }
 
     fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.config.access.is_shown().then(|| Arc::clone(&self.slab))
+        self.config.access.allows_writes().then(|| Arc::clone(&self.slab))
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

@@ -45,6 +45,7 @@ impl Stream {
     /// A stream into the slots of a fresh pool, of at least three slots of at least 2400 bytes.
     #[must_use]
     pub fn new(pool: &Arc<SlotPool>) -> Self {
+        dataplane_memory::testing::make_names_guessable(pool.slab());
         let mut lane = Lane::new(2);
         lane.open(Reads::new(READ_ROW_BYTES.len()), SERVED_MAX);
         let mut read_slots = Vec::new();

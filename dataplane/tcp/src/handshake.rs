@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Instant;
 
-use dataplane_fabric::auth::{Authentication, OPENING_BYTES, random_bytes};
+use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, random_bytes};
 use dataplane_fabric::{ConnectError, PeerId};
 use io_uring::{opcode, types};
 
@@ -169,7 +169,16 @@ impl TcpFabric {
             return;
         }
         let session = connection.session;
-        match connection.authentication.opened(&connection.opening_in) {
+        // The other end of a connection that we made, our own end of one that was accepted.
+        let dialled = match session {
+            Some(_) => rustix::net::getpeername(&connection.socket).ok().flatten(),
+            None => rustix::net::getsockname(&connection.socket).ok(),
+        };
+        let Some(dialled) = dialled.and_then(|name| SocketAddr::try_from(name).ok()) else {
+            self.close(number, "the connection has no address any more");
+            return;
+        };
+        match connection.authentication.opened(&connection.opening_in, Dialled::of(dialled)) {
             Ok(answer) => {
                 if let Some(answer) = answer {
                     self.send_opening(number, answer);

@@ -41,7 +41,9 @@ impl Inbound<'_> {
             {
                 Err("a frame that keeps the order, on a connection that has none")
             }
-            Header::Write { .. } if !self.access.is_shown() => Err("a write to slots that are not shown"),
+            Header::Write { .. } if !self.access.allows_writes() => {
+                Err("a write to slots that are not shown")
+            }
             Header::Read { .. } if !self.access.allows_reads() => Err("a read of slots that may not be read"),
             Header::Write { len, target, rows, .. } | Header::Read { len, from: target, rows, .. } => {
                 let extent =

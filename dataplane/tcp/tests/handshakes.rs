@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, PROOF_BYTES, SharedKey};
+use dataplane_fabric::auth::{Authentication, Dialled, PROOF_BYTES, SharedKey};
 use dataplane_fabric::{Completion, Event, Fabric, Operation, PeerAccess, Priority, SlotRange};
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use nodes::{Nodes, PATIENCE, hello, listening, pool, say_hello};
@@ -206,7 +206,10 @@ fn a_listener_without_the_secret_is_refused_by_the_side_that_connects() {
     let mut authentication = Authentication::accepting();
     let mut opening = [0; 32];
     stream.read_exact(&mut opening).expect("an opening");
-    let answer = authentication.opened(&opening).expect("an opening").expect("an answer");
+    let answer = authentication
+        .opened(&opening, Dialled::of(listener.local_addr().expect("address")))
+        .expect("an opening")
+        .expect("an answer");
     stream.write_all(&answer).expect("sent");
     let mut theirs = [0; 64];
     stream.set_nonblocking(true).expect("nonblocking");
@@ -249,4 +252,44 @@ fn peers_do_with_slots_only_what_they_may() {
             assert_eq!(nodes::completed(&nodes.seen_a, 1), Some(expected), "{access:?} read: {is_read}");
         }
     }
+}
+
+/// A node that dials a stranger is not connected to the peer that the stranger passes its messages on to.
+#[test]
+fn a_handshake_that_is_passed_on_connects_nobody() {
+    let relay = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    relay.set_nonblocking(true).expect("nonblocking");
+    let (mut acceptor, mut initiator) =
+        (listening(&pool(4096, 1), with_secret("a")), listening(&pool(4096, 1), with_secret("a")));
+    let relayed = relay.local_addr().expect("address").to_string();
+    initiator.connect(&relayed).expect("address");
+    let (mut seen, mut heard, start) = (Vec::new(), Vec::new(), Instant::now());
+    let mut pairs: Vec<[TcpStream; 2]> = Vec::new();
+    while heard.is_empty() {
+        acceptor.flush();
+        acceptor.poll(16, &mut seen);
+        initiator.flush();
+        initiator.poll(16, &mut heard);
+        if let Ok((near, _)) = relay.accept() {
+            let far = TcpStream::connect(address(&acceptor)).expect("connect");
+            let pair = [near, far];
+            pair.iter().for_each(|stream| stream.set_nonblocking(true).expect("nonblocking"));
+            pairs.push(pair);
+        }
+        for [near, far] in &mut pairs {
+            let mut bytes = [0; 256];
+            for is_back in [false, true] {
+                let (from, to) = if is_back { (&mut *far, &mut *near) } else { (&mut *near, &mut *far) };
+                if let Ok(count @ 1..) = from.read(&mut bytes) {
+                    // It may have hung up already.
+                    let _hung_up = to.write_all(&bytes[..count]);
+                } else if matches!(from.peek(&mut bytes), Ok(0)) {
+                    let _hung_up = to.shutdown(std::net::Shutdown::Both);
+                }
+            }
+        }
+        assert!(start.elapsed() < PATIENCE, "neither admitted nor refused");
+    }
+    assert!(matches!(&heard[..], [Event::PeerDown { .. }]), "{heard:?}");
+    assert!(seen.is_empty() && acceptor.counters().unproved_handshakes.get() > 0, "{seen:?}");
 }

@@ -351,13 +351,13 @@ impl Fabric for VerbsFabric {
     }
 
     fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.local.regions.first().filter(|_| self.local.config.access.is_shown())?.slab().cloned()
+        self.local.regions.first().filter(|_| self.local.config.access.allows_writes())?.slab().cloned()
     }
 
     /// The first region is the fabric's own slab; the others are sources and destinations only.
     fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
         match self.local.region_of(slab) {
-            Some(0) if self.local.config.access.is_shown() => DeviceReach::Peers,
+            Some(0) if self.local.config.access.allows_writes() => DeviceReach::Peers,
             Some(_) => DeviceReach::Local,
             None => DeviceReach::None,
         }

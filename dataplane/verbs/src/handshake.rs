@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use dataplane_fabric::auth::{Authentication, OPENING_BYTES, PROOF_BYTES, SharedKey};
+use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, PROOF_BYTES, SharedKey};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
@@ -26,6 +26,7 @@ const OUTGOING_BYTES_MAX: usize = OPENING_BYTES + 2 * PROVED_BYTES;
 #[derive(Debug)]
 pub(crate) struct Exchange {
     pub(crate) socket: TcpStream,
+    is_initiator: bool,
     key: SharedKey,
     authentication: Authentication,
     incoming: [u8; PROVED_BYTES],
@@ -55,7 +56,18 @@ impl Exchange {
     pub(crate) fn accepted(socket: TcpStream, key: SharedKey) -> Self {
         let (incoming, outgoing) = ([0; PROVED_BYTES], [0; OUTGOING_BYTES_MAX]);
         let authentication = Authentication::accepting();
-        Self { socket, key, authentication, incoming, received: 0, outgoing, queued: 0, sent: 0 }
+        let is_initiator = false;
+        Self {
+            socket,
+            is_initiator,
+            key,
+            authentication,
+            incoming,
+            received: 0,
+            outgoing,
+            queued: 0,
+            sent: 0,
+        }
     }
 
     /// Starts a connection.
@@ -74,7 +86,7 @@ impl Exchange {
         }
         let socket = TcpStream::from(socket);
         tune(&socket, peer_dead_after);
-        let mut exchange = Self { authentication, ..Self::accepted(socket, key) };
+        let mut exchange = Self { is_initiator: true, authentication, ..Self::accepted(socket, key) };
         exchange.queue_bytes(&opening);
         Ok(exchange)
     }
@@ -126,7 +138,10 @@ impl Exchange {
         loop {
             let awaited = if self.authentication.is_agreed() { PROVED_BYTES } else { OPENING_BYTES };
             match self.socket.read(&mut self.incoming[self.received..awaited]) {
-                Ok(0) => return Incoming::End("the peer closed the connection".to_owned()),
+                Ok(0) => {
+                    let reason = "the peer closed the connection; one with another secret does so";
+                    return Incoming::End(reason.to_owned());
+                }
                 Ok(count) => self.received += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Incoming::Nothing,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -144,7 +159,13 @@ impl Exchange {
             return self.received_frame();
         }
         let Some(opening) = self.incoming.first_chunk() else { return Incoming::Nothing };
-        match self.authentication.opened(opening) {
+        // The other end of a connection that we made, our own end of one that was accepted.
+        let dialled = if self.is_initiator { self.socket.peer_addr() } else { self.socket.local_addr() };
+        let dialled = match dialled {
+            Ok(address) => Dialled::of(address),
+            Err(error) => return Incoming::End(error.to_string()),
+        };
+        match self.authentication.opened(opening, dialled) {
             Ok(answer) => {
                 if let Some(answer) = answer {
                     self.queue_bytes(&answer);

@@ -147,7 +147,8 @@ impl Local {
     /// The slots that peers may read and write.
     fn shown_slots(&self) -> RemoteSlots {
         let region = &self.regions[0];
-        let Some(layout) = region.slab().map(|slab| slab.layout()).filter(|_| self.config.access.is_shown())
+        let Some(layout) =
+            region.slab().map(|slab| slab.layout()).filter(|_| self.config.access.allows_writes())
         else {
             return RemoteSlots::default();
         };

@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use dataplane_fabric::auth::UNPROVED_HELP;
+
 /// Counters since start, and gauges as of now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Metrics {
@@ -31,7 +33,7 @@ pub struct Metrics {
     /// Handshakes refused or timed out.
     pub handshakes_failed: u64,
     /// Those of them in which the peer did not prove that it holds this node's secret.
-    pub handshakes_unproved: u64,
+    pub unproved_handshakes: u64,
     /// Times accepting paused because descriptors ran out.
     pub accept_pauses: u64,
     /// Queue pairs that the device neither moved to their error state nor destroyed. What they may touch is never reused.
@@ -69,7 +71,7 @@ impl Metrics {
             self.late_registrations,
             self.port_events,
             self.handshakes_failed,
-            self.handshakes_unproved,
+            self.unproved_handshakes,
             self.accept_pauses,
             self.queue_pairs_leaked,
             self.queue_pairs_open,
@@ -104,10 +106,7 @@ impl VerbsCounters {
             ("late_registrations", "Slabs registered on first use, in the middle of the work"),
             ("port_events", "Port state changes reported by the device"),
             ("handshakes_failed", "Handshakes refused or timed out"),
-            (
-                "handshakes_unproved",
-                "Handshakes in which the peer did not prove that it holds this node's secret",
-            ),
+            ("unproved_handshakes", UNPROVED_HELP),
             ("accept_pauses", "Times accepting paused because descriptors ran out"),
             ("queue_pairs_leaked", "Queue pairs that the device keeps; what they may touch is never reused"),
             ("queue_pairs_open", "Queue pairs that exist (level)"),

@@ -85,8 +85,6 @@ pub(crate) enum Refusal {
     Exhausted,
     /// The link layers differ, or it could not use what we sent.
     Incompatible,
-    /// We did not prove that we hold its secret.
-    Secret,
     /// A reason of a later version.
     Unknown(u32),
 }
@@ -97,7 +95,6 @@ impl Refusal {
             Self::Busy => 1,
             Self::Exhausted => 2,
             Self::Incompatible => 3,
-            Self::Secret => 4,
             Self::Unknown(code) => code,
         }
     }
@@ -166,7 +163,6 @@ impl Handshake {
                 1 => Refusal::Busy,
                 2 => Refusal::Exhausted,
                 3 => Refusal::Incompatible,
-                4 => Refusal::Secret,
                 code => Refusal::Unknown(code),
             })),
             2 | 3 => Err("bytes that must be zero are not"),

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, SharedKey};
+use dataplane_fabric::auth::{Authentication, Dialled, SharedKey};
 use dataplane_fabric::testing::{Pair, conformance, pool};
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, Priority, Rows, SlotRange,
@@ -482,7 +482,8 @@ fn opened(two: &mut Two, address: std::net::SocketAddr) -> (std::net::TcpStream,
     two.until("an answer", |_| socket.peek(&mut answer).is_ok_and(|bytes| bytes == answer.len()));
     socket.set_nonblocking(false).expect("an option");
     socket.read_exact(&mut answer).expect("an answer");
-    authentication.opened(&answer).expect("an opening");
+    let dialled = Dialled::of(socket.peer_addr().expect("an address"));
+    authentication.opened(&answer, dialled).expect("an opening");
     (socket, authentication)
 }
 
@@ -491,7 +492,7 @@ fn with_secret(letter: &str) -> VerbsConfig {
     VerbsConfig { key, ..small() }
 }
 
-/// A stranger gets no queue pair, and is told why.
+/// A stranger gets no queue pair and no answer.
 #[test]
 fn only_peers_with_the_same_secret_are_admitted() {
     let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
@@ -509,14 +510,14 @@ fn only_peers_with_the_same_secret_are_admitted() {
             stranger.poll(16, &mut events);
             !events.is_empty()
         });
-        let is_told = |reason: &str| reason.contains("transfer.secret_file");
+        let is_told = |reason: &str| reason.contains("another secret");
         assert!(
             matches!(&events[..], [Event::PeerDown { peer: down, reason }] if *down == peer && is_told(reason)),
             "{events:?}"
         );
         assert_eq!(device_b.usage().queue_pairs, 2);
     }
-    assert_eq!(two.b.metrics().handshakes_unproved, 2);
+    assert_eq!(two.b.metrics().unproved_handshakes, 2);
     two.write_and_wait(2, 64);
 }
 
