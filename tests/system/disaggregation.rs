@@ -87,3 +87,22 @@ fn output_does_not_depend_on_where_the_prompt_was_computed() {
         assert!(recomputed >= 10.0 * scale, "{name}: {recomputed} recomputed");
     }
 }
+
+/// Workers that hold one secret hand over as they do without.
+#[test]
+fn workers_that_share_a_secret_hand_over() {
+    let folder = support::Scratch::new("secret");
+    let file = folder.0.join("secret");
+    std::fs::write(&file, "s".repeat(40)).expect("a file");
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+        .expect("permissions");
+    let line = format!("secret_file = \"{}\"\n", file.display());
+    for transport in transports() {
+        let name = format!("secret-{transport}");
+        let cluster = disaggregated(&name, &transport, &line);
+        cluster.complete(&request(&prompt(7, 300), TOKENS));
+        let decode = &cluster.workers[1];
+        assert!(decode.metric("kvasir_transfer_completed_total") > 0.0, "{name}");
+        assert_eq!(decode.metric("kvasir_engine_recomputed_blocks_total"), 0.0, "{name}");
+    }
+}

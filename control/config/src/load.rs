@@ -7,7 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::pools::PoolSettings;
-use crate::settings::Settings;
+use crate::settings::{RdmaSettings, Settings};
 use crate::value::{Kind, Range, Setting};
 
 /// A key of a section, with everything that is known about it.
@@ -236,6 +236,7 @@ impl Reader<'_> {
         self.check_pools(root, &settings);
         self.check_discovery(root, &settings);
         self.check_planner(root, &settings);
+        self.check_rdma(root, &settings);
         settings
     }
 
@@ -248,6 +249,37 @@ impl Reader<'_> {
             let section = root.iter().find(|(key, _)| key.get_ref().as_ref() == "discovery");
             let offset = section.map_or(0, |(key, _)| key.span().start);
             self.report(offset, format!("discovery.dns_pool: {pool:?} is no pool"));
+        }
+    }
+
+    /// Reports values of `[rdma]` that are written in no known way. Whether they are there is known at the start only.
+    fn check_rdma(&mut self, root: &DeTable<'_>, settings: &Settings) {
+        let RdmaSettings { gid, partition, near, .. } = &settings.rdma;
+        let key = partition.strip_prefix("0x").and_then(|digits| u16::from_str_radix(digits, 16).ok());
+        let is_memory = near == "host"
+            || near.strip_prefix("gpu").is_some_and(|number| number.parse::<u32>().is_ok())
+            || near.strip_prefix("host:").is_some_and(|number| number.parse::<u32>().is_ok())
+            || near.contains(':')
+                && near.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+        let wrong = [
+            ("gid", gid, gid == "auto" || gid.parse::<u8>().is_ok(), "auto, or a row from 0 to 255"),
+            (
+                "partition",
+                partition,
+                partition == "default" || key.is_some_and(|key| key & 0x7FFF != 0),
+                "default, or a partition key like 0x8001",
+            ),
+            ("near", near, near == "auto" || is_memory, "auto, gpu0, a PCI address, host or host:1"),
+        ];
+        let section = root.iter().find(|(key, _)| key.get_ref().as_ref() == "rdma");
+        let value = section.and_then(|(_, value)| value.get_ref().as_table());
+        for (name, text, is_right, expected) in wrong {
+            if is_right {
+                continue;
+            }
+            let place = value.and_then(|table| table.iter().find(|(key, _)| key.get_ref().as_ref() == name));
+            let offset = place.map_or(0, |(key, _)| key.span().start);
+            self.report(offset, format!("rdma.{name}: {text:?} is not one of: {expected}"));
         }
     }
 
@@ -479,6 +511,24 @@ mod tests {
             problems[2].message
         );
         assert!(problems[4].message.contains("cost, power-of-two"), "{}", problems[4].message);
+    }
+
+    #[test]
+    fn what_names_no_device_is_found_without_one() {
+        let found = |text: &str| -> Vec<String> {
+            let problems = parse(text).err().unwrap_or_default();
+            problems.iter().map(|problem| format!("{} {}", problem.line, problem.message)).collect()
+        };
+        let wrong = "[rdma]\ngid = \"x\"\npartition = \"0x8000\"\nnear = \"the moon\"\n";
+        let problems = found(wrong);
+        for (problem, start) in problems.iter().zip(["2 rdma.gid: ", "3 rdma.partition: ", "4 rdma.near: "]) {
+            assert!(problem.starts_with(start), "{problems:?}");
+        }
+        assert_eq!(problems.len(), 3);
+        for near in ["auto", "gpu7", "host", "host:1", "0000:17:00.0"] {
+            let text = format!("[rdma]\nnear = \"{near}\"\npartition = \"0x0001\"\ngid = \"3\"\n");
+            assert_eq!(found(&text), [] as [String; 0], "{near}");
+        }
     }
 
     #[test]

@@ -587,7 +587,8 @@ section! {
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
         /// Folder for the shared-memory transport's sockets; empty is the system's folder for temporary files.
         socket_folder: String = String::new();
-        /// File with the secret that all workers, stores and engines of a cluster share, at least 32 bytes; empty is the
+        /// File with the secret that all workers, stores and engines of a cluster share, at least 32 bytes (`openssl rand -hex
+        /// 32`), not readable by everybody; empty is the
         /// environment's `KVASIR_TRANSFER_SECRET`, if it is set. Neither side of a connection admits a peer with another one.
         /// Without a secret whoever reaches an address writes into this process's KV memory.
         secret_file: String = String::new();
@@ -633,7 +634,8 @@ section! {
         devices: Vec<String> = Vec::new();
         /// The memory that devices are chosen for: `gpu0`, a PCI address, `host`, `host:1` (a NUMA node). `auto` is the GPU of
         /// this process (its only one, or the first of `CUDA_VISIBLE_DEVICES`), else host memory of the NUMA node that its
-        /// processors are of. `kvasir explain-path` shows the choice.
+        /// processors are of. GPUs are numbered by PCI address, as with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The log says which ports
+        /// are used and why others are not.
         near: String = "auto".to_owned();
         /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one. An
         /// address other than loopback is needed for other hosts, which pass over a loopback one.
@@ -675,8 +677,8 @@ section! {
         handshake_timeout: Duration = Duration::from_secs(5), in Duration::from_millis(10) => Duration::from_secs(300);
         /// Let the device reorder its writes to memory (PCIe relaxed ordering).
         relaxed_ordering: bool = true;
-        /// Interrupt vector of the completion queues, modulo those that a device has: workers of a node that share a device
-        /// get different ones.
+        /// Interrupt vector of the completion queues, modulo those that a device has. Give workers of a node that share a device
+        /// different ones.
         completion_vector: u64 = 0, in 0 => 1023;
     }
 }

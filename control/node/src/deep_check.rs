@@ -52,6 +52,9 @@ pub(crate) fn problems(settings: &Settings) -> Vec<String> {
     if let Err(error) = roster::models(settings) {
         problems.push(format!("model_folder of [gateway] or a [[pool]]: {error:#}"));
     }
+    if let Err(error) = dataplane_rails::shared_key(&settings.transfer.secret_file) {
+        problems.push(error.to_string());
+    }
     problems.extend(disk(settings));
     problems
 }
@@ -110,6 +113,7 @@ mod tests {
         settings.tls.certificate_file = "/nonexistent/pem".to_owned();
         settings.access.audit_file = "/nonexistent/audit.jsonl".to_owned();
         settings.engine.model_folder = "/nonexistent/model".to_owned();
+        settings.transfer.secret_file = "/nonexistent/secret".to_owned();
         settings.disk_tier.path = std::env::temp_dir().display().to_string();
         settings.disk_tier.capacity = Bytes(1 << 59);
         let found = problems(&settings);
@@ -119,6 +123,7 @@ mod tests {
             "access.audit_file",
             "engine.model_folder",
             "disk_tier.path",
+            "transfer.secret_file = \"/nonexistent/secret\"",
         ];
         for key in keys {
             assert!(found.iter().any(|problem| problem.starts_with(key)), "{key}: {found:?}");

@@ -1,5 +1,5 @@
 //! What a role says at its start when others than this machine can reach it and it asks them for no key. One line for each
-//! role, as a warning; nothing while everything listens on loopback.
+//! matter, as a warning; nothing while everything listens on loopback.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -120,10 +120,13 @@ pub(crate) fn of_transfer(settings: &Settings, listen: SocketAddr, has_secret: b
 pub(crate) fn of_store(settings: &Settings, has_secret: bool) -> Option<String> {
     let store = &settings.store;
     let mut said = Vec::new();
-    if store.pool.0 > 0 && is_beyond_loopback(&store.listen) && !has_secret {
+    let pool = [store.listen, settings.rdma.listen];
+    let open: Vec<String> =
+        pool.iter().filter(|address| is_beyond_loopback(address)).map(ToString::to_string).collect();
+    if store.pool.0 > 0 && !open.is_empty() && !has_secret {
         said.push(format!(
             "whoever reaches the pool on {} may read and write it without a secret; set `transfer.secret_file`",
-            store.listen
+            open.join(" and ")
         ));
     }
     if is_beyond_loopback(&store.http) {

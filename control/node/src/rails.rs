@@ -7,26 +7,26 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use dataplane_memory::Slab;
 use dataplane_rails::{
-    Addresses, Place, Rails, RailsConfig, Role, Transport, TransportRequest, fresh_seed, is_loopback,
-    worker_socket,
+    Addresses, PeerRole, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, is_loopback,
+    parse_near, shared_key, worker_socket,
 };
 use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
 use dataplane_transfer::BondConfig;
-use dataplane_verbs::{PathMtu, VerbsConfig, gid_index_of, partition_of};
+use dataplane_verbs::{PathMtu, VerbsConfig, parse_gid_index, parse_partition};
 use router_engines::handoff::DataPlaneAddress;
 
 use control_config::Settings;
 
-use crate::{compose, path_command, secret};
+use crate::{compose, path_command};
 
 /// Opens what the settings ask for. With `auto`, what this machine has not is passed over with a word in the log. What was
 /// named (a transport, a device, an address other than loopback) must be there, and what makes no sense is an error.
 pub(crate) fn open(settings: &Settings, slab: &Arc<Slab>) -> Result<Rails> {
-    open_as(settings, slab, Role::Worker)
+    open_as(settings, slab, PeerRole::Worker)
 }
 
-fn open_as(settings: &Settings, slab: &Arc<Slab>, role: Role) -> Result<Rails> {
+fn open_as(settings: &Settings, slab: &Arc<Slab>, role: PeerRole) -> Result<Rails> {
     let config = rails_config(settings, role)?;
     let rails = dataplane_rails::open(&config, slab)?;
     mention_loopback(settings, &rails.address, role);
@@ -48,14 +48,14 @@ pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, addresses: &[&s
     .to_owned();
     // Nobody connects to a client: it does not listen.
     settings.transfer.listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-    open_as(&settings, slab, Role::Client)
+    open_as(&settings, slab, PeerRole::Client)
 }
 
 /// Transports of a node that serves its memory.
 pub(crate) fn open_server(settings: &Settings, slab: &Arc<Slab>, listen: SocketAddr) -> Result<Rails> {
     let mut settings = settings.clone();
     settings.transfer.listen = listen;
-    open_as(&settings, slab, Role::Pool)
+    open_as(&settings, slab, PeerRole::Store)
 }
 
 /// As a gateway tells it to the workers that are to connect.
@@ -64,17 +64,20 @@ pub(crate) fn data_plane_address(address: Addresses) -> DataPlaneAddress {
     DataPlaneAddress { host, shm, tcp, rdma, processes: 1 }
 }
 
-fn rails_config(settings: &Settings, role: Role) -> Result<RailsConfig> {
+fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
     let transfer = &settings.transfer;
     if transfer.listen.ip().is_unspecified() {
-        let key = if role == Role::Pool { "store.listen" } else { "transfer.listen" };
+        let key = if role == PeerRole::Store { "store.listen" } else { "transfer.listen" };
         bail!("{key} = \"{}\": peers are told this address, so it must be one of this host", transfer.listen);
     }
     let wanted = |transport| TransportRequest {
         transport,
         is_named: match transport {
             Transport::Shm => !transfer.socket_folder.is_empty(),
-            Transport::Rdma => !settings.rdma.devices.is_empty(),
+            Transport::Rdma => {
+                let rdma = &settings.rdma;
+                !rdma.devices.is_empty() || rdma.near != "auto" || rdma.partition != "default"
+            }
             Transport::Tcp => transfer.listen.port() != 0,
         },
     };
@@ -82,7 +85,7 @@ fn rails_config(settings: &Settings, role: Role) -> Result<RailsConfig> {
     Ok(RailsConfig {
         transports: compose::transports(settings).into_iter().map(wanted).collect(),
         role,
-        key: secret::of_transfer(settings)?,
+        key: shared_key(&transfer.secret_file)?,
         host: host_identity(settings),
         socket: shm_socket(settings, role),
         shm: ShmConfig {
@@ -98,7 +101,7 @@ fn rails_config(settings: &Settings, role: Role) -> Result<RailsConfig> {
             ..TcpConfig::default()
         },
         devices: settings.rdma.devices.clone(),
-        near: near(settings)?,
+        near: parse_near(&settings.rdma.near)?,
         rdma_listen: settings.rdma.listen,
         rdma: verbs_config(settings)?,
         bond: BondConfig {
@@ -111,13 +114,8 @@ fn rails_config(settings: &Settings, role: Role) -> Result<RailsConfig> {
     })
 }
 
-fn near(settings: &Settings) -> Result<Option<Place>> {
-    let near = settings.rdma.near.as_str();
-    if near == "auto" { Ok(None) } else { near.parse().context("rdma.near").map(Some) }
-}
-
 /// Says that only this host's peers use rails that listen on loopback: aloud where others could be meant.
-fn mention_loopback(settings: &Settings, address: &Addresses, role: Role) {
+fn mention_loopback(settings: &Settings, address: &Addresses, role: PeerRole) {
     if !address.rdma.iter().any(|address| is_loopback(address)) {
         return;
     }
@@ -135,8 +133,8 @@ fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
     let path_mtu = rdma.path_mtu.parse().ok().and_then(PathMtu::from_bytes);
     let path_mtu = path_mtu.with_context(|| format!("rdma.path_mtu = {:?}", rdma.path_mtu))?;
     let config = VerbsConfig {
-        gid_index: gid_index_of(&rdma.gid)?,
-        partition: partition_of(&rdma.partition)?,
+        gid_index: parse_gid_index(&rdma.gid)?,
+        partition: parse_partition(&rdma.partition)?,
         path_mtu,
         service_levels: [rdma.service_level_urgent as u8, rdma.service_level_background as u8],
         traffic_class: rdma.traffic_class as u8,
@@ -161,11 +159,11 @@ fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
 }
 
 /// A process may have transports in several roles: their sockets differ.
-fn shm_socket(settings: &Settings, role: Role) -> PathBuf {
+fn shm_socket(settings: &Settings, role: PeerRole) -> PathBuf {
     let part = match role {
-        Role::Worker => "",
-        Role::Client => "-client",
-        Role::Pool => "-pool",
+        PeerRole::Worker => "",
+        PeerRole::Client => "-client",
+        PeerRole::Store => "-pool",
     };
     worker_socket(&compose::socket_folder(settings), &format!("{}{part}", std::process::id()))
 }

@@ -5,7 +5,6 @@ use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, bail, ensure};
 use control_config::Settings;
-use dataplane_rails::SharedKey;
 use router_engines::key::{ApiKey, EngineKeys};
 use router_fleet::WorkerSpec;
 
@@ -15,8 +14,6 @@ use crate::compose;
 pub(crate) const ENGINE_KEY: &str = "KVASIR_ENGINE_KEY";
 /// Environment variable with the key that a worker asks for.
 const WORKER_KEY: &str = "KVASIR_WORKER_KEY";
-/// Environment variable with the secret of transfers.
-pub(crate) const TRANSFER_SECRET: &str = "KVASIR_TRANSFER_SECRET";
 const NO_KEY: &str = "a key is plain ASCII without blanks around it";
 
 /// The key that a worker's callers must show. A worker of `serve` always has one.
@@ -49,16 +46,6 @@ pub(crate) fn of_engines(settings: &Settings, is_supervised: bool, given: &[&str
 /// The key for a worker of the configuration; a service outside the cluster gets none but its own.
 pub(crate) fn of_configured(keys: &EngineKeys, url: &str, is_outside: bool) -> Option<ApiKey> {
     if is_outside { keys.own_of(url).cloned() } else { keys.of(url).cloned() }
-}
-
-/// The secret that the processes of a cluster show each other before blocks move between them.
-pub(crate) fn of_transfer(settings: &Settings) -> Result<SharedKey> {
-    let (name, text) = match compose::some(&settings.transfer.secret_file) {
-        Some(path) => ("transfer.secret_file", Some(read("transfer.secret_file", &path)?)),
-        None => (TRANSFER_SECRET, std::env::var(TRANSFER_SECRET).ok().filter(|text| !text.is_empty())),
-    };
-    let key = text.map(|text| SharedKey::from_secret(text.as_bytes()).context(name)).transpose()?;
-    Ok(key.unwrap_or_default())
 }
 
 /// Says which keys are for no worker of the configuration: a URL may be misspelled.

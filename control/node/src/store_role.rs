@@ -27,7 +27,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::store_values::StoredValues;
 use crate::tiers::{self, Blocks, TierCounters};
-use crate::{Common, compose, exposure, http, process, rails, secret, worker_role};
+use crate::{Common, compose, exposure, http, process, rails, worker_role};
 
 /// Blocks that hold values have no tokens; a plan is never asked for.
 const TOKENS: u32 = 1;
@@ -35,7 +35,7 @@ const TOKENS: u32 = 1;
 pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCode> {
     let mut settings = process::start(common)?;
     settings.store.http = listen.unwrap_or(settings.store.http);
-    let has_secret = secret::of_transfer(&settings)?.is_secret();
+    let has_secret = dataplane_rails::shared_key(&settings.transfer.secret_file)?.is_secret();
     if let Some(said) = exposure::of_store(&settings, has_secret) {
         tracing::warn!("{said}");
     }

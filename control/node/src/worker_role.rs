@@ -47,7 +47,7 @@ async fn work(
     instance: Option<&str>,
 ) -> Result<()> {
     let key = secret::of_worker(settings, is_supervised)?;
-    let has_secret = secret::of_transfer(settings)?.is_secret();
+    let has_secret = dataplane_rails::shared_key(&settings.transfer.secret_file)?.is_secret();
     let said = [
         exposure::of_worker(settings, listen, key.is_some()),
         exposure::of_transfer(settings, settings.transfer.listen, has_secret),

@@ -3,7 +3,7 @@
 //! * [`Slab`]: one shared-memory mapping, made once at start-up, cut into equal slots. A peer process can
 //!   attach the same slab, and a NIC can register it, so bytes need no second home.
 //! * [`SlotPool`] and [`SlotRef`]: who uses which slot. A slot goes back to the free list when its last
-//!   reference is dropped, and gets another generation first, so every stale name of it is detectable. Generations cannot
+//!   reference is dropped, and gets another generation first, by which a stale name of it is detected. Generations cannot
 //!   be guessed: whoever names a slot has been told of it, and the end of a [`SlotGrant`] takes that back.
 //! * [`DeviceMemory`]: what the slots of a slab may lie in instead, and [`Copier`], which copies between slots
 //!   wherever they lie. [`Checksummer`] has a device sum what lies in its memory.

@@ -10,6 +10,9 @@
 //! one count of the pool's `Arc`, and the last to go drops it. Cloning or dropping a reference is therefore one
 //! atomic step instead of two, which a write request of 4 KiB can feel.
 //!
+//! A name that a peer is told so that it may write is a [`SlotGrant`]: its end makes the name stale while the slot stays in
+//! use. A name that is told to a reader needs none, and is good until the slot is freed.
+//!
 //! Hot path: acquire, clone and drop are a few atomic steps; no lock, no allocation, no system call.
 
 use std::mem::ManuallyDrop;
@@ -62,9 +65,9 @@ impl SlotPool {
         Some(SlotRef { pool: ManuallyDrop::new(Arc::clone(self)), slot })
     }
 
-    /// A number of the slot's present use: another one once all references of today are gone.
+    /// How often the slot was freed, wrapping: equal numbers mean that it was not freed in between.
     #[must_use]
-    pub fn use_number(&self, slot: u32) -> u32 {
+    pub fn freed_count(&self, slot: u32) -> u32 {
         self.uses[slot as usize].load(Ordering::Acquire)
     }
 
@@ -138,11 +141,12 @@ impl SlotRef {
     }
 }
 
-/// A peer was told the name of a slot: until the grant ends it may write there, or read.
+/// A peer was told the name of a slot so that it writes there, until the grant ends.
 ///
 /// The end of the last grant of a slot makes its name stale, while the slot stays in use: where a fabric checks names, peers
 /// can neither write nor read it from then on. Several peers may hold grants of one slot at a time, as senders of different
-/// heads of a block do; the name is good until the last of them ends.
+/// heads of a block do; the name is good until the last of them ends. Grants of one slot are made and ended by one thread:
+/// another could be told a name in the moment in which it becomes stale, and its peer would be disconnected.
 #[derive(Debug)]
 pub struct SlotGrant(SlotRef);
 
@@ -231,7 +235,7 @@ mod tests {
     fn a_name_is_good_until_its_last_grant_ends() {
         let pool = pool(2);
         let (slot, other) = (pool.acquire().expect("a slot"), pool.acquire().expect("a slot"));
-        let (name, others, used) = (slot.generation(), other.generation(), pool.use_number(slot.slot()));
+        let (name, others, used) = (slot.generation(), other.generation(), pool.freed_count(slot.slot()));
         assert_ne!(name, others, "what is told of one slot says nothing of another");
         let (first, second) = (slot.grant(), slot.grant());
         drop(first);
@@ -240,10 +244,10 @@ mod tests {
         drop(slot);
         let slot = second.end();
         assert_ne!(slot.generation(), name);
-        assert_eq!((slot.slot(), other.generation(), pool.use_number(number)), (number, others, used));
+        assert_eq!((slot.slot(), other.generation(), pool.freed_count(number)), (number, others, used));
         assert_eq!(slot.reference_count(), 1);
         drop(slot);
-        assert_ne!(pool.use_number(number), used);
+        assert_ne!(pool.freed_count(number), used);
     }
 
     #[test]

@@ -1,20 +1,22 @@
 //! The transports of one process: opened from a configuration and from what the machine has, and bonded into one.
 //!
 //! A worker listens on each of them and is told to its peers by [`Addresses`]; a client neither listens nor shows its
-//! memory ([`Role`]). What the machine does not have is passed over with a line in the log, unless the configuration names
-//! it. Without names, the RDMA devices nearest to the process's memory are used, and no others
-//! ([`dataplane_topology::select_local`]).
+//! memory ([`PeerRole`]). What the machine does not have is passed over with a line in the log, unless the configuration names
+//! it. Without names, the RDMA ports nearest to the process's memory are used ([`dataplane_topology::select_local`]); where
+//! none of them is usable, every device is tried.
 
 #![forbid(unsafe_code)]
 
 mod address;
 mod open;
+mod secret;
 mod sockets;
 
 pub use address::{Addresses, is_loopback};
-pub use dataplane_fabric::auth::{SECRET_BYTES_MIN, SharedKey, ShortSecret};
+pub use dataplane_fabric::auth::SharedKey;
 pub use dataplane_topology::Place;
 pub use open::{CounterSample, RailCounters, Rails, RailsError, open};
+pub use secret::{SECRET_VARIABLE, SecretError, shared_key};
 pub use sockets::worker_socket;
 
 use std::net::SocketAddr;
@@ -62,23 +64,31 @@ pub struct TransportRequest {
     pub is_named: bool,
 }
 
+/// The place that a configuration names for [`RailsConfig::near`]: `auto` is none.
+///
+/// # Errors
+/// [`RailsError::Near`] for what names no place.
+pub fn parse_near(text: &str) -> Result<Option<Place>, RailsError> {
+    if text == "auto" { Ok(None) } else { Ok(Some(text.parse()?)) }
+}
+
 /// What a process is to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum PeerRole {
     /// Connects to others: it does not listen, and peers cannot reach its memory.
     Client,
     /// Receives hand-offs: peers write into its slots, and read none.
     Worker,
     /// Serves its memory: peers write and read it.
-    Pool,
+    Store,
 }
 
-impl Role {
+impl PeerRole {
     fn access(self) -> PeerAccess {
         match self {
             Self::Client => PeerAccess::None,
             Self::Worker => PeerAccess::Write,
-            Self::Pool => PeerAccess::ReadWrite,
+            Self::Store => PeerAccess::ReadWrite,
         }
     }
 
@@ -87,13 +97,13 @@ impl Role {
     }
 }
 
-/// Transports to open, and their settings. Role and key hold for all of them, whatever their own settings say.
+/// Transports to open, and their settings. PeerRole and key hold for all of them, whatever their own settings say.
 #[derive(Debug, Clone)]
 pub struct RailsConfig {
     /// Best first: of the links to a peer that are up, those of the first transport carry the bytes.
     pub transports: Vec<TransportRequest>,
     /// What the process is to its peers.
-    pub role: Role,
+    pub role: PeerRole,
     /// The secret that peers share; with another one neither side admits the other.
     pub key: SharedKey,
     /// Equal for processes that can share memory, see [`Addresses::host`].
@@ -106,7 +116,7 @@ pub struct RailsConfig {
     pub listen: SocketAddr,
     /// TCP.
     pub tcp: TcpConfig,
-    /// RDMA devices by name; empty: those nearest to `near`, or every one where `/sys` tells nothing of them.
+    /// RDMA devices by name; empty: those nearest to `near`, or every one where none of these is usable.
     pub devices: Vec<String>,
     /// The memory that devices are chosen for; `None`: that which the process works beside
     /// ([`dataplane_topology::Topology::memory_of_process`]).

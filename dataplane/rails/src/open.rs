@@ -11,7 +11,7 @@ use dataplane_fabric::faults::CorruptingFabric;
 use dataplane_memory::Slab;
 use dataplane_shm::{ShmConfig, ShmError, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpCounters, TcpError, TcpFabric};
-use dataplane_topology::{Exclusion, Topology, TopologyError, select_local};
+use dataplane_topology::{self as topology, Exclusion, Topology, TopologyError, select_local};
 use dataplane_transfer::{Bond, Rail};
 use dataplane_verbs::{Device, Library, VerbsConfig, VerbsError, VerbsFabric};
 
@@ -169,10 +169,14 @@ impl RailsBuilder<'_> {
     fn rdma(&mut self, rank: u8) -> Result<(), RailsError> {
         let library = Library::load()?;
         let is_named = !self.config.devices.is_empty();
-        let devices = if is_named { self.config.devices.clone() } else { self.nearest(&library)? };
+        let devices = if is_named {
+            self.config.devices.iter().map(|name| (name.clone(), self.config.rdma.port)).collect()
+        } else {
+            self.nearest(&library)?
+        };
         let (mut opened, mut problems) = (Vec::new(), Vec::new());
-        for name in &devices {
-            match self.rail(&library, name, opened.len() as u16) {
+        for (name, port) in &devices {
+            match self.rail(&library, name, *port, opened.len() as u16) {
                 Ok((fabric, address)) => opened.push((name, fabric, address)),
                 Err(error) => problems.push(format!("{name}: {error}")),
             }
@@ -195,8 +199,8 @@ impl RailsBuilder<'_> {
         Ok(())
     }
 
-    /// The devices to use where none are named.
-    fn nearest(&self, library: &Arc<Library>) -> Result<Vec<String>, RailsError> {
+    /// The devices, and their ports, to use where none are named.
+    fn nearest(&self, library: &Arc<Library>) -> Result<Vec<(String, Option<u8>)>, RailsError> {
         let known = Device::names(library)?;
         let topology = Topology::read(Path::new("/"));
         let memory = match &self.config.near {
@@ -204,17 +208,14 @@ impl RailsBuilder<'_> {
             None => topology.memory_of_process(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()),
         };
         let (rails, excluded) = select_local(&topology, memory);
-        let mut devices: Vec<String> =
-            rails.iter().filter_map(|rail| Some(rail.name.rsplit_once(':')?.0.to_owned())).collect();
-        devices.dedup();
-        devices.retain(|device| known.contains(device));
-        if devices.is_empty() {
-            return Ok(known);
+        let ports = ports_of(&rails, &known);
+        if ports.is_empty() {
+            return Ok(known.into_iter().map(|name| (name, self.config.rdma.port)).collect());
         }
         for Exclusion { rail, reason } in excluded {
             tracing::info!(?memory, "the RDMA port {rail} is not used: {reason}");
         }
-        Ok(devices)
+        Ok(ports)
     }
 
     /// Opens the rail of a device; returns it and the address that peers connect to; a client has none, and shows its peers no memory either.
@@ -222,11 +223,12 @@ impl RailsBuilder<'_> {
         &self,
         library: &Arc<Library>,
         name: &str,
+        port: Option<u8>,
         number: u16,
     ) -> Result<(VerbsFabric, Option<String>), RailsError> {
         let device = Device::open(library, Some(name))?;
         let (access, key) = (self.config.role.access(), self.config.key.clone());
-        let config = VerbsConfig { access, key, ..self.config.rdma.clone() };
+        let config = VerbsConfig { port, access, key, ..self.config.rdma.clone() };
         if !self.config.role.listens() {
             return Ok((VerbsFabric::new(device, self.slab, None, config)?, None));
         }
@@ -246,6 +248,12 @@ impl RailsBuilder<'_> {
         }
         Ok((fabric, Some(bound.to_string())))
     }
+}
+
+/// The ports of rails whose devices libibverbs knows, in the order of the rails.
+fn ports_of(rails: &[topology::Rail], known: &[String]) -> Vec<(String, Option<u8>)> {
+    let ports = rails.iter().filter_map(|rail| rail.port.clone());
+    ports.filter(|(device, _)| known.contains(device)).map(|(device, port)| (device, Some(port))).collect()
 }
 
 fn tcp_counted(counters: &TcpCounters) -> Vec<CounterSample> {
@@ -272,9 +280,9 @@ mod tests {
     use dataplane_verbs::testing::SoftwareDevice;
 
     use super::*;
-    use crate::{Role, SharedKey};
+    use crate::{PeerRole, SharedKey};
 
-    fn config(role: Role) -> RailsConfig {
+    fn config(role: PeerRole) -> RailsConfig {
         let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
         RailsConfig {
             transports: vec![TransportRequest { transport: Transport::Shm, is_named: false }],
@@ -304,13 +312,13 @@ mod tests {
     fn a_client_neither_listens_nor_shows_its_memory() {
         let slab = slab();
         let (library, device) = (SoftwareDevice::library(), SoftwareDevice::new());
-        for role in [Role::Worker, Role::Client] {
-            let is_client = role == Role::Client;
+        for role in [PeerRole::Worker, PeerRole::Client] {
+            let is_client = role == PeerRole::Client;
             let config = config(role);
             let (address, names, counters) = (Addresses::default(), Vec::new(), Vec::new());
             let mut builder =
                 RailsBuilder { config: &config, slab: &slab, rails: Vec::new(), address, names, counters };
-            let (fabric, told) = builder.rail(&library, device.name(), 0).expect("a rail");
+            let (fabric, told) = builder.rail(&library, device.name(), None, 0).expect("a rail");
             assert_eq!((fabric.listening_on().is_none(), told.is_none()), (is_client, is_client));
             assert_eq!(device.usage().shown_regions, usize::from(!is_client));
             if is_client {
@@ -325,7 +333,7 @@ mod tests {
     /// A process that is started again at once has the name that its killed predecessor had.
     #[test]
     fn the_socket_of_a_killed_process_does_not_keep_its_successor_from_listening() {
-        let config = config(Role::Worker);
+        let config = config(PeerRole::Worker);
         drop(std::os::unix::net::UnixListener::bind(&config.socket).expect("bind"));
         let rails = open(&config, &slab()).expect("opens");
         assert_eq!(rails.kinds, [Transport::Shm]);
@@ -334,5 +342,30 @@ mod tests {
         assert!(refused.to_string().contains("transfer.transport: shm cannot be used"), "{refused}");
         drop(rails);
         let _gone = std::fs::remove_file(&config.socket);
+    }
+
+    /// Of a card with two ports the one that was chosen is opened, and a device that libibverbs does not know is none.
+    #[test]
+    fn chosen_ports_are_opened_and_no_others() {
+        let rail = |device: &str, port: u8| topology::Rail {
+            name: format!("{device}:{port}"),
+            port: Some((device.to_owned(), port)),
+            ..topology::Rail::default()
+        };
+        let known = ["mlx5_0".to_owned(), "mlx5_1".to_owned()];
+        let rails = [rail("mlx5_1", 2), rail("mlx5_9", 1), rail("mlx5_0", 1)];
+        assert_eq!(
+            ports_of(&rails, &known),
+            [("mlx5_1".to_owned(), Some(2)), ("mlx5_0".to_owned(), Some(1))]
+        );
+        assert_eq!(ports_of(&rails[1..2], &known), []);
+    }
+
+    #[test]
+    fn places_are_read_and_others_refused() {
+        assert!(matches!(crate::parse_near("auto"), Ok(None)));
+        assert!(matches!(crate::parse_near("gpu0"), Ok(Some(_))));
+        let error = crate::parse_near("the moon").expect_err("no place").to_string();
+        assert!(error.starts_with("rdma.near: 'the moon' names no place"), "{error}");
     }
 }

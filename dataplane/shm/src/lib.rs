@@ -8,7 +8,8 @@
 //! Per operation: no allocation for writes and reads, one for a received message; no lock; no system call unless
 //! the peer sleeps (one for a flush). A `poll` that finds nothing looks at the sockets (one `epoll_wait`) every 64th time.
 //!
-//! Who may be a peer: processes of the same effective user, unless the configuration admits others. A peer maps
+//! Who may be a peer: processes that prove that they hold our secret (`dataplane_fabric::auth`), of the same effective
+//! user unless the configuration admits others. With `PeerAccess::None` a peer gets an empty slab; else it maps
 //! our slab writable, so it can overwrite every byte there and the doorbell word; what it cannot do is make
 //! us fault (the memory is sealed against shrinking), read past a ring (headers are copied once, then checked)
 //! or allocate without bound. A false doorbell word costs at most a late wake-up: at most

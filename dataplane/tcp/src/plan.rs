@@ -31,6 +31,10 @@ pub(crate) enum Next {
 impl Plan<'_> {
     /// Adds the runs of a landing.
     pub(crate) fn add(&mut self, landing: &mut Landing, slab: &Slab, lane: &Lane) -> Next {
+        if !landing.is_current(slab) {
+            // Its bytes go where they change nothing, and end the connection.
+            return Next::Staging;
+        }
         let mut ahead = 0;
         while ahead < landing.missing() {
             let Some((start, len)) = landing.run(slab, lane, ahead) else { return Next::Staging };

@@ -122,6 +122,9 @@ impl Receiver {
                 let here = direct.min(landing.missing() as usize);
                 landing.advance(here as u32);
                 direct -= here;
+                if here > 0 && !landing.is_current(inbound.slab) {
+                    return Err("a write to a slot that was reused meanwhile");
+                }
                 let staged = landing.missing() as usize;
                 let staged = &self.staging[self.parsed..self.filled.min(self.parsed + staged)];
                 if direct == 0 && !staged.is_empty() {

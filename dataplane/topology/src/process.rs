@@ -1,5 +1,7 @@
 //! Which memory of the node this process works beside: that of its GPU, or host memory of its NUMA node.
 //!
+//! GPUs are numbered by PCI address, as with `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
+//!
 //! Sources: `/proc/driver/nvidia/gpus/ADDRESS/information`, which a container sees for its own GPUs only;
 //! `Cpus_allowed_list` of `/proc/self/status`; `CUDA_VISIBLE_DEVICES` as the CUDA C++ Programming Guide, "Environment
 //! Variables", describes it.

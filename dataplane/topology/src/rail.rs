@@ -19,10 +19,12 @@ use crate::rdma::{LinkLayer, RdmaDevice, RdmaPort};
 use crate::topology::{Memory, Topology};
 
 /// One RDMA port, seen from one memory.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rail {
     /// Device and port, like `mlx5_0:1`.
     pub name: String,
+    /// The device on this node and its port; `None` on another.
+    pub port: Option<(String, u8)>,
     /// Globally unique number of the device.
     pub guid: Option<String>,
     /// Whether it carries data.
@@ -113,6 +115,7 @@ fn local_rail(topology: &Topology, memory: Memory, device: &RdmaDevice, port: &R
     });
     Rail {
         name: format!("{}:{}", device.name, port.number),
+        port: u8::try_from(port.number).ok().map(|number| (device.name.clone(), number)),
         guid: device.node_guid.clone(),
         active: port.is_active(),
         software: device.software,
@@ -160,6 +163,7 @@ pub fn remote_rails(node: &NodeDescription, memory: Memory) -> Vec<Rail> {
         let ceiling_gb_s = rail.ceiling_mb_s.map(|megabytes| megabytes as f64 / 1000.0);
         Rail {
             name: rail.name.clone(),
+            port: None,
             guid: rail.guid.clone(),
             active: true,
             software: rail.software,
@@ -199,23 +203,7 @@ fn select_among(
     let Memory::Gpu(address) = memory else { return select(candidates(memory), 1) };
     let nearest = |address| select(candidates(Memory::Gpu(address)), 0);
     let (picked, mut excluded) = nearest(address);
-    let is_same = |other: &[Rail]| {
-        other.len() == picked.len()
-            && other.iter().all(|rail| picked.iter().any(|ours| ours.name == rail.name))
-    };
-    // Only GPUs that have these ports in the same distance take a share: one that falls back to them has no claim.
-    let is_as_near =
-        |other: &[Rail]| other.first().map(|rail| rail.distance) == picked.first().map(|rail| rail.distance);
-    let sharers: Vec<PciAddress> = gpus
-        .iter()
-        .copied()
-        .filter(|&gpu| {
-            gpu == address || {
-                let (other, _) = nearest(gpu);
-                is_same(&other) && is_as_near(&other)
-            }
-        })
-        .collect();
+    let sharers = sharers(address, &picked, gpus, nearest);
     let number = sharers.iter().position(|&gpu| gpu == address).unwrap_or(0);
     let border = |number: usize| number * picked.len() / sharers.len().max(1);
     let first = border(number);
@@ -230,6 +218,24 @@ fn select_among(
         }
     }
     (own, excluded)
+}
+
+/// The GPUs that have just these ports, in this distance: one that falls back to them has no claim.
+fn sharers(
+    address: PciAddress,
+    picked: &[Rail],
+    gpus: &[PciAddress],
+    nearest: impl Fn(PciAddress) -> (Vec<Rail>, Vec<Exclusion>),
+) -> Vec<PciAddress> {
+    let distance = |rails: &[Rail]| rails.first().and_then(|rail| rail.distance);
+    let is_sharer = |&gpu: &PciAddress| {
+        let (other, _) = nearest(gpu);
+        gpu == address
+            || other.len() == picked.len()
+                && distance(&other) == distance(picked)
+                && other.iter().all(|rail| picked.iter().any(|ours| ours.name == rail.name))
+    };
+    gpus.iter().copied().filter(is_sharer).collect()
 }
 
 /// Picks among candidates those of the nearest class, and of so many classes more when they are as fast.

@@ -250,7 +250,7 @@ impl Inbound {
                     }
                     let slot = &self.slots[block];
                     if first_layer + layers == self.layers {
-                        // The sender has nothing left to write: where the fabric checks names, nothing that comes later
+                        // The sender has nothing left to write: where the fabric checks names, no write that begins later
                         // changes what is verified now.
                         self.grants[block] = None;
                     }

@@ -6,6 +6,7 @@ use dataplane_fabric::PeerAccess;
 use dataplane_fabric::auth::SharedKey;
 
 use crate::VerbsError;
+use crate::device::PARTITION_MASK;
 
 /// Largest message of an Ethernet or InfiniBand packet that a path may carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -166,7 +167,7 @@ impl Default for VerbsConfig {
 }
 
 /// A row of the GID table as a configuration writes it: `auto`, or a number.
-pub fn gid_index_of(text: &str) -> Result<Option<u8>, VerbsError> {
+pub fn parse_gid_index(text: &str) -> Result<Option<u8>, VerbsError> {
     let expected = "`auto`, or a row from 0 to 255";
     match text {
         "auto" => Ok(None),
@@ -175,13 +176,13 @@ pub fn gid_index_of(text: &str) -> Result<Option<u8>, VerbsError> {
 }
 
 /// A partition as a configuration writes it: `default`, or its key like `0x8001`.
-pub fn partition_of(text: &str) -> Result<Option<u16>, VerbsError> {
-    let expected = "`default`, or a partition key from 0x0001 to 0xFFFF";
+pub fn parse_partition(text: &str) -> Result<Option<u16>, VerbsError> {
+    let expected = "`default`, or a partition key like 0x8001, whose lower 15 bits are not all zero";
     let key = match text {
         "default" => return Ok(None),
         text => text.strip_prefix("0x").and_then(|digits| u16::from_str_radix(digits, 16).ok()),
     };
-    key.filter(|&key| key != 0).map(Some).ok_or_else(|| setting("partition", text, expected))
+    key.filter(|&key| key & PARTITION_MASK != 0).map(Some).ok_or_else(|| setting("partition", text, expected))
 }
 
 fn setting(key: &'static str, value: &str, expected: &'static str) -> VerbsError {
@@ -193,7 +194,15 @@ impl VerbsConfig {
     pub fn check(&self) -> Result<(), VerbsError> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let level = |lane: usize| u64::from(self.service_levels[lane]);
-        let table: [(&'static str, u64, u64, u64, &'static str); 24] = [
+        let partition = u64::from(self.partition.map_or(1, |key| key & PARTITION_MASK));
+        let table: [(&'static str, u64, u64, u64, &'static str); 25] = [
+            (
+                "partition",
+                partition,
+                1,
+                u64::from(PARTITION_MASK),
+                "a key whose lower 15 bits are not all zero",
+            ),
             ("port", self.port.map_or(1, u64::from), 1, 254, "1..=254"),
             ("service_level_urgent", level(0), 0, 15, "0..=15"),
             ("service_level_background", level(1), 0, 15, "0..=15"),
@@ -247,17 +256,17 @@ mod tests {
 
     #[test]
     fn rows_and_partitions_are_read() {
-        assert_eq!((gid_index_of("auto").ok(), gid_index_of("3").ok()), (Some(None), Some(Some(3))));
+        assert_eq!((parse_gid_index("auto").ok(), parse_gid_index("3").ok()), (Some(None), Some(Some(3))));
         assert_eq!(
-            (partition_of("default").ok(), partition_of("0x8001").ok()),
+            (parse_partition("default").ok(), parse_partition("0x8001").ok()),
             (Some(None), Some(Some(0x8001)))
         );
-        for text in ["", "8001", "0x", "0x0", "0x10000", "any"] {
-            let error = partition_of(text).expect_err(text).to_string();
+        for text in ["", "8001", "0x", "0x0", "0x8000", "0x10000", "any"] {
+            let error = parse_partition(text).expect_err(text).to_string();
             assert!(error.starts_with(&format!("rdma.partition = {text:?}: `default`, or")), "{error}");
         }
         assert_eq!(
-            gid_index_of("256").expect_err("too large").to_string(),
+            parse_gid_index("256").expect_err("too large").to_string(),
             "rdma.gid = \"256\": `auto`, or a row from 0 to 255"
         );
     }

@@ -28,7 +28,7 @@ pub enum LinkLayer {
 }
 
 /// A partition key without its membership bit (InfiniBand Architecture Specification, volume 1, 10.9.1.1).
-const PARTITION_MASK: u16 = 0x7FFF;
+pub(crate) const PARTITION_MASK: u16 = 0x7FFF;
 
 /// What is known of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -280,20 +280,24 @@ impl Device {
         })
     }
 
-    /// The row of a port's partition key table that holds this partition, whatever its membership bit says; row 0 when none is
-    /// asked for.
+    /// The row of a port's partition key table that holds this partition: as a full member if there is one, else as a limited
+    /// one; row 0 when none is asked for.
     pub fn partition_index(&self, port: &PortDescription, partition: Option<u16>) -> Result<u16, VerbsError> {
         let Some(partition) = partition else { return Ok(0) };
-        let is_it = |row: &u16| {
+        let key_of = |row: u16| {
             let mut key = 0_u16;
             // SAFETY: the context is open and the key a valid place to write to.
             let code = unsafe {
                 let context = self.context.as_ptr();
-                (self.library.query_partition_key)(context, port.number, i32::from(*row), &raw mut key)
+                (self.library.query_partition_key)(context, port.number, i32::from(row), &raw mut key)
             };
-            code == 0 && u16::from_be(key) & PARTITION_MASK == partition & PARTITION_MASK
+            (code == 0).then(|| u16::from_be(key))
         };
-        (0..port.partition_key_count).find(is_it).ok_or_else(|| VerbsError::Port {
+        let rows = (0..port.partition_key_count)
+            .filter_map(|row| Some((row, key_of(row)?)))
+            .filter(|(_, key)| key & PARTITION_MASK == partition & PARTITION_MASK);
+        let row = rows.max_by_key(|&(row, key)| (key & !PARTITION_MASK, std::cmp::Reverse(row)));
+        row.map(|(row, _)| row).ok_or_else(|| VerbsError::Port {
             device: self.name.clone(),
             port: port.number,
             reason: format!("it is not in the partition {partition:#06x} (rdma.partition)"),

@@ -132,6 +132,7 @@ impl VerbsFabric {
                 ffi::EVENT_PORT_ACTIVE
                 | ffi::EVENT_PORT_ERR
                 | ffi::EVENT_LID_CHANGE
+                | ffi::EVENT_PKEY_CHANGE
                 | ffi::EVENT_CLIENT_REREGISTER
                 | ffi::EVENT_GID_CHANGE => {
                     // A link that comes back in time costs retries only; the retry timeout decides. New connections

@@ -46,7 +46,7 @@ mod translate;
 mod watch;
 mod wire;
 
-pub use config::{PathMtu, VerbsConfig, gid_index_of, partition_of};
+pub use config::{PathMtu, VerbsConfig, parse_gid_index, parse_partition};
 pub use device::{Device, Limits, LinkLayer, PortDescription};
 pub use error::VerbsError;
 pub use fabric::VerbsFabric;

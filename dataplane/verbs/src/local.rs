@@ -33,8 +33,8 @@ pub(crate) struct Local {
     pub(crate) device: Arc<Device>,
     pub(crate) port: PortDescription,
     pub(crate) gid: GidEntry,
-    /// Row of the port's partition key table.
-    partition_index: u16,
+    /// Row of the port's partition key table; `None` when the partition is not there any more.
+    partition_index: Option<u16>,
     pub(crate) config: VerbsConfig,
     capacity: Capacity,
     /// Send work requests that may be in flight to all peers together.
@@ -90,7 +90,7 @@ impl Local {
             device,
             port,
             gid,
-            partition_index,
+            partition_index: Some(partition_index),
             config,
             capacity,
             outstanding_max,
@@ -103,10 +103,9 @@ impl Local {
     pub(crate) fn look_at_port(&mut self) {
         match self.device.choose_port(&self.config) {
             Ok((port, gid)) => {
-                match self.device.partition_index(&port, self.config.partition) {
-                    Ok(index) => self.partition_index = index,
-                    Err(error) => tracing::warn!(%error, "RDMA partition"),
-                }
+                let found = self.device.partition_index(&port, self.config.partition);
+                self.partition_index =
+                    found.inspect_err(|error| tracing::warn!(%error, "RDMA partition")).ok();
                 (self.port, self.gid) = (port, gid);
             }
             Err(error) => tracing::warn!(%error, "RDMA port"),
@@ -178,9 +177,14 @@ impl Local {
 
     /// Gives both lanes a pair bound to the port.
     pub(crate) fn equip(&self, lanes: &mut [Lane; 2]) -> Result<(), VerbsError> {
+        let partition_index = self.partition_index.ok_or_else(|| VerbsError::Port {
+            device: self.device.name().to_owned(),
+            port: self.port.number,
+            reason: "it is not in the partition of rdma.partition any more".to_owned(),
+        })?;
         for lane in lanes {
             let pair = QueuePair::new(&self.domain, &self.completions, &self.receives, self.capacity)?;
-            let pair = pair.initialise(self.port.number, self.partition_index, self.config.access)?;
+            let pair = pair.initialise(self.port.number, partition_index, self.config.access)?;
             let Capacity { send_requests, entries, inline_bytes } = self.capacity;
             // Zero is what drivers that do not say leave there.
             let read_entries = match self.device.limits().read_entries {

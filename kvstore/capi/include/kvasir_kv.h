@@ -160,10 +160,10 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *       partition = "default"     # P_Key, like "0x8001"
  *       traffic_class = 0         # of RoCE packets: the DSCP times four
  *
- * With a `socket_name` shared memory must be usable, as TCP must with a port and RDMA with devices; otherwise what the
- * machine lacks is passed over. Peers prove that they hold the secret before anything else is exchanged; they may write the
- * blocks that a transfer asks them for (over TCP no others, over RDMA and shared memory any of the library's slots), and
- * read none. Without a secret whoever reaches an address may. Settings of the product's [transfer] and [rdma] that are not here have its defaults.
+ * With a `socket_name` shared memory must be usable, as TCP must with a port and RDMA with devices, `near` or a partition; otherwise what the
+ * machine lacks is passed over. Peers prove that they hold the secret and mean the same address; they may write the blocks
+ * that a transfer asks them for (over TCP no others, over RDMA any of the library's slots, over shared memory also read
+ * them). Without a secret whoever reaches an address may. Settings of the product's [transfer] and [rdma] that are not here have its defaults.
  *
  * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB) and times too (ms, s, min). All sections but [queue]
  * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three, `secret_file` and `lease`), and so

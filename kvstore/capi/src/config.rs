@@ -333,6 +333,13 @@ impl TransferSettings {
     }
 }
 
+impl RdmaSettings {
+    /// Whether a device, a memory or a partition is named, which then must be there.
+    pub(crate) fn names_something(&self) -> bool {
+        !self.devices.is_empty() || self.near != "auto" || self.partition != "default"
+    }
+}
+
 impl Default for RdmaSettings {
     fn default() -> Self {
         Self {

@@ -2,6 +2,7 @@
 //! all, and nothing is left of those that do not.
 
 use std::ffi::{CStr, CString, c_char};
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -582,6 +583,7 @@ impl SecretFile {
         let name = format!("kvasir-secret-{}-{letter}-{bytes}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::write(&path, letter.repeat(bytes)).expect("a file");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("permissions");
         Self(path)
     }
 

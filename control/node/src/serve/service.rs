@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use control_config::Settings;
+use dataplane_rails::{SECRET_VARIABLE, shared_key};
 use tokio::process::{Child, Command};
 
-use crate::{compose, secret};
+use crate::compose;
 
 /// A child that lived this long starts again without a long pause.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
@@ -25,9 +26,22 @@ impl Secrets {
     /// Those of the environment, and fresh ones for what is not set.
     pub(super) fn new(settings: &Settings) -> Result<Self> {
         let peer_key = compose::peer_key().map_or_else(router_access::new_secret, Ok)?;
-        // Nodes of a remote tier are no children: they share a secret that somebody has set, or none.
-        let is_open = settings.remote_tier.nodes.is_empty() && !secret::of_transfer(settings)?.is_secret();
-        let transfer = is_open.then(router_access::new_secret).transpose()?;
+        // Others than the children share a secret that somebody has set, or none.
+        let gateway = &settings.gateway;
+        let others = [
+            &settings.remote_tier.nodes,
+            &gateway.workers,
+            &gateway.prefill_workers,
+            &gateway.decode_workers,
+        ];
+        let has_secret = shared_key(&settings.transfer.secret_file)?.is_secret();
+        let draws_own = !has_secret && others.iter().all(|others| others.is_empty());
+        if !has_secret && !draws_own {
+            tracing::info!(
+                "blocks move without a secret: others than the workers of this run are configured"
+            );
+        }
+        let transfer = draws_own.then(router_access::new_secret).transpose()?;
         Ok(Self { peer_key, transfer })
     }
 }
@@ -65,7 +79,7 @@ impl Service {
         let child = Command::new(program)
             .args(&self.arguments)
             .env(compose::PEER_KEY, &self.secrets.peer_key)
-            .envs(self.secrets.transfer.iter().map(|secret| (secret::TRANSFER_SECRET, secret)))
+            .envs(self.secrets.transfer.iter().map(|secret| (SECRET_VARIABLE, secret)))
             .stdin(Stdio::null())
             .process_group(0)
             .kill_on_drop(true)

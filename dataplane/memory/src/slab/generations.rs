@@ -1,8 +1,8 @@
 //! Numbers for the generations of slots.
 //!
 //! A peer names a slot together with its generation, and a fabric that checks names does what they ask for. So a generation
-//! is a permission as well: it is drawn from a keyed hash (SipHash-1-3 of a counter, under keys that the standard library
-//! takes from the system), and a peer that was told of some slots cannot guess the names of others. A guess is right once
+//! is a permission as well: it is drawn from a keyed hash (the standard library's `RandomState` over a counter: SipHash-1-3 at
+//! present, under keys of the process that the system drew), and a peer that was told of some slots cannot guess the names of others. A guess is right once
 //! in 2³² tries, and a wrong one ends the connection. For the same reason a slot that is reused keeps an old name valid by
 //! accident once in 2³² times; what is moved has its checksum besides.
 //!
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_neither_repeat_nor_follow_from_each_other() {
+    fn numbers_rarely_repeat_and_do_not_count_up() {
         let (one, other) = (Generations::default(), Generations::default());
         let drawn: Vec<u32> = (0..1000).map(|_| one.draw()).collect();
         let different: std::collections::HashSet<&u32> = drawn.iter().collect();

@@ -29,7 +29,7 @@ impl Slab {
                 }
             }
         };
-        slab.write_header(SlotsPlace::Mapping);
+        slab.initialise_header(SlotsPlace::Mapping);
         Ok(slab)
     }
 
@@ -50,7 +50,7 @@ impl Slab {
         let mut slab = Self::create_mapped(name, layout, layout.slots_offset(), false)?;
         slab.reachable_count = 0;
         slab.device = Some(device);
-        slab.write_header(SlotsPlace::Device);
+        slab.initialise_header(SlotsPlace::Device);
         Ok(slab)
     }
 
@@ -140,7 +140,7 @@ impl Slab {
     }
 
     /// Writes the header, and gives each slot its first generation.
-    fn write_header(&self, place: SlotsPlace) {
+    fn initialise_header(&self, place: SlotsPlace) {
         let header = header(self.layout, place);
         // SAFETY: the mapping is at least one page and nobody else has its descriptor yet.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.base.as_ptr(), HEADER_BYTES) };

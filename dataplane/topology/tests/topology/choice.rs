@@ -103,26 +103,41 @@ fn with_a_dead_nic_a_gpu_takes_the_next_nearest_and_nobody_elses_changes() {
 
 #[test]
 fn gpus_beside_the_same_nics_share_them() {
-    // Both GPUs of a switch get a second NIC there, as on machines with two NICs for two GPUs under one switch.
+    // (NICs and GPUs under one switch, the NICs of each GPU)
+    let cases: [(&[&str], &[&[&str]]); 4] = [
+        (&["20", "21", "22"], &[&["mlx5_0:1"], &["mlx5_1:1", "mlx5_2:1"]]),
+        (&["20"], &[&["mlx5_0:1"], &["mlx5_0:1"]]),
+        (&["20", "21"], &[&["mlx5_0:1"], &["mlx5_0:1"], &["mlx5_1:1"], &["mlx5_1:1"]]),
+        (&["20", "21"], &[&["mlx5_0:1"], &["mlx5_0:1"], &["mlx5_1:1"]]),
+    ];
+    for (nics, rails) in cases {
+        let topology = under_one_switch(nics, rails.len());
+        for (gpu, rails) in rails.iter().enumerate() {
+            assert_eq!(rails_of(&topology, gpu), *rails, "GPU {gpu} beside {nics:?}");
+        }
+        let (_, excluded) = select_local(&topology, Memory::Gpu(topology.gpus[0].address));
+        assert_eq!(excluded.len(), nics.len() - rails[0].len());
+        let are_left = excluded.iter().all(|exclusion| exclusion.reason.contains("left to other GPUs"));
+        assert!(are_left, "{excluded:?}");
+    }
+}
+
+fn under_one_switch(nics: &[&str], gpus: usize) -> Topology {
     let machine = Machine::empty();
     machine.host("shared");
     machine.numa(1);
     let port = machine.bridge("pci0000:10", "0000:10:01.0", 0);
     let switch = machine.bridge(&port, "0000:11:00.0", 0);
-    for (slot, device) in ["0000:20:00.0", "0000:21:00.0", "0000:22:00.0"].into_iter().enumerate() {
+    for (slot, bus) in nics.iter().enumerate() {
         let lower = machine.bridge(&switch, &format!("0000:12:0{slot}.0"), 0);
-        let nic = machine.nic(&lower, device, 0);
+        let nic = machine.nic(&lower, &format!("0000:{bus}:00.0"), 0);
         infiniband(&machine, &format!("mlx5_{slot}"), &format!("ib{slot}"), &nic, slot as u32);
     }
-    for (slot, device) in ["0000:30:00.0", "0000:31:00.0"].into_iter().enumerate() {
+    for slot in 0..gpus {
         let lower = machine.bridge(&switch, &format!("0000:12:1{slot}.0"), 0);
-        machine.gpu(&lower, device, 0);
+        machine.gpu(&lower, &format!("0000:3{slot}:00.0"), 0);
     }
-    let topology = machine.read();
-    assert_eq!(rails_of(&topology, 0), ["mlx5_0:1"]);
-    assert_eq!(rails_of(&topology, 1), ["mlx5_1:1", "mlx5_2:1"]);
-    let (_, excluded) = select_local(&topology, Memory::Gpu(topology.gpus[0].address));
-    assert!(excluded.iter().all(|exclusion| exclusion.reason.contains("left to other GPUs")), "{excluded:?}");
+    machine.read()
 }
 
 #[test]

@@ -19,12 +19,12 @@ impl Lent {
     /// Whether `count` more may be given away.
     pub(super) fn has_room(&mut self, pool: &SlotPool, count: usize) -> bool {
         if self.uses.len() + count > self.most {
-            self.uses.retain(|&(slot, number)| pool.use_number(slot) == number);
+            self.uses.retain(|&(slot, number)| pool.freed_count(slot) == number);
         }
         self.uses.len() + count <= self.most
     }
 
     pub(super) fn add(&mut self, slot: &SlotRef) {
-        self.uses.push((slot.slot(), slot.pool().use_number(slot.slot())));
+        self.uses.push((slot.slot(), slot.pool().freed_count(slot.slot())));
     }
 }

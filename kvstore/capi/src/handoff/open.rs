@@ -6,20 +6,19 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use dataplane_rails::{
-    Rails, RailsConfig, Role, SharedKey, Transport, TransportRequest, fresh_seed, worker_socket,
+    PeerRole, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, parse_near, shared_key,
+    worker_socket,
 };
 use dataplane_transfer::{
     BondConfig, HeadRange, Limits, PieceLayout, TransferCounters, TransferNode, TransferService,
 };
-use dataplane_verbs::{VerbsConfig, VerbsError, gid_index_of, partition_of};
+use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
 
 use super::{HandOffs, Shape, Transfers};
 use crate::config::{RdmaSettings, TransferSettings, Transports};
 use crate::queue::Completions;
 use crate::status::{Failure, Status};
 
-/// Environment variable with the secret of transfers.
-const SECRET_VARIABLE: &str = "KVASIR_TRANSFER_SECRET";
 /// Slots begin at cache lines.
 const SLOT_GRAIN: usize = 64;
 
@@ -90,32 +89,28 @@ fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<Rail
         transport,
         is_named: match transport {
             Transport::Shm => !settings.socket_name.is_empty(),
-            Transport::Rdma => !rdma.devices.is_empty(),
+            Transport::Rdma => rdma.names_something(),
             Transport::Tcp => settings.listen.port() != 0,
         },
     };
-    let near = match rdma.near.as_str() {
-        "auto" => None,
-        near => Some(near.parse().map_err(|error| configuration(&format!("rdma.near: {error}")))?),
-    };
-    let refused = |error: VerbsError| configuration(&error.to_string());
+    let refused = |error: VerbsError| configuration(&error);
     let verbs = VerbsConfig {
-        gid_index: gid_index_of(&rdma.gid).map_err(refused)?,
-        partition: partition_of(&rdma.partition).map_err(refused)?,
+        gid_index: parse_gid_index(&rdma.gid).map_err(refused)?,
+        partition: parse_partition(&rdma.partition).map_err(refused)?,
         traffic_class: rdma.traffic_class,
         ..VerbsConfig::default()
     };
     Ok(RailsConfig {
         transports: transports.into_iter().map(wanted).collect(),
-        role: Role::Worker,
-        key: shared_key(&settings.secret_file)?,
+        role: PeerRole::Worker,
+        key: shared_key(&settings.secret_file).map_err(|error| configuration(&error))?,
         host: String::new(),
         socket: socket(settings),
         shm: dataplane_shm::ShmConfig::default(),
         listen: settings.listen,
         tcp: dataplane_tcp::TcpConfig::default(),
         devices: rdma.devices.clone(),
-        near,
+        near: parse_near(&rdma.near).map_err(|error| configuration(&error))?,
         rdma_listen: rdma.listen,
         rdma: verbs,
         bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
@@ -123,23 +118,8 @@ fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<Rail
     })
 }
 
-fn configuration(reason: &str) -> Failure {
-    Failure::new(Status::Configuration, reason.to_owned())
-}
-
-/// The secret of the file, or of the environment where there is none.
-fn shared_key(file: &str) -> Result<SharedKey, Failure> {
-    let (name, secret) = if file.is_empty() {
-        (SECRET_VARIABLE.to_owned(), std::env::var(SECRET_VARIABLE).unwrap_or_default().into_bytes())
-    } else {
-        let name = format!("transfer.secret_file = {file:?}");
-        let secret = std::fs::read(file).map_err(|error| configuration(&format!("{name}: {error}")))?;
-        (name, secret)
-    };
-    if file.is_empty() && secret.is_empty() {
-        return Ok(SharedKey::default());
-    }
-    SharedKey::from_secret(&secret).map_err(|error| configuration(&format!("{name}: {error}")))
+fn configuration(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(Status::Configuration, error.to_string())
 }
 
 fn socket(settings: &TransferSettings) -> PathBuf {

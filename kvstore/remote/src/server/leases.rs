@@ -17,8 +17,8 @@
 //! own, and expiry is rare. Should all this fail, a reader gets bytes whose checksum, seeded with the identity that
 //! it asked for, is wrong: a miss.
 //!
-//! A client that writes outside of what was granted cannot be stopped here (the slab is registered as a
-//! whole); readers find out by the same checksum.
+//! Over TCP a client can name those slots only that it was told of: reserved ones, until it commits, and those that it has
+//! looked up. Over RDMA and shared memory it can write anywhere in the slab. Readers find out by the same checksum.
 
 use std::time::Instant;
 

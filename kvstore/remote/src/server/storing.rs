@@ -132,7 +132,7 @@ impl<F: Fabric> PoolServer<F> {
                 continue;
             }
             left += 1;
-            // What lies there from now on is what is verified: the client can write it no more.
+            // The name that the client was told is stale from here on, before the bytes are verified.
             let slot = granted.end();
             let purpose = Purpose::Register { commit, bit: bit as u32 };
             self.jobs.push_back(Job { offer, slot, purpose });
