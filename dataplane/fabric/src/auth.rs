@@ -66,16 +66,10 @@ pub enum AuthError {
 pub struct ShortSecret(pub usize);
 
 /// The key that the processes of a cluster share. The default is the key of those without a secret.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct SharedKey {
     key: [u8; 32],
     is_secret: bool,
-}
-
-impl Default for SharedKey {
-    fn default() -> Self {
-        Self { key: [0; 32], is_secret: false }
-    }
 }
 
 impl fmt::Debug for SharedKey {

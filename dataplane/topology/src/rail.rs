@@ -115,7 +115,7 @@ fn local_rail(topology: &Topology, memory: Memory, device: &RdmaDevice, port: &R
     });
     Rail {
         name: format!("{}:{}", device.name, port.number),
-        port: u8::try_from(port.number).ok().map(|number| (device.name.clone(), number)),
+        port: Some((device.name.clone(), port.number)),
         guid: device.node_guid.clone(),
         active: port.is_active(),
         software: device.software,
