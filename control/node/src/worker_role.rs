@@ -8,10 +8,10 @@ use std::sync::Arc;
 use anyhow::Result;
 use control_config::Settings;
 use dataplane_rails::{RailCounters, Rails, Transport};
-use dataplane_transfer::{TransferCounters, TransferNode, TransferService};
+use dataplane_transfer::{StageSnapshot, TransferCounters, TransferNode, TransferService};
 use kvstore_store::Store;
 use router_engines::client::WorkerDescription;
-use router_engines::exposition;
+use router_engines::exposition::{self, HistogramSeries};
 use router_tls::{PlainListener, TlsListener};
 use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
@@ -171,6 +171,15 @@ fn transfer_metrics(out: &mut String, transfer: &TransferCounters) {
     for (name, help, value) in transfer.snapshot() {
         exposition::metric(out, &format!("kvasir_transfer_{name}"), help, value);
     }
+    let stages = transfer.stages.snapshot().into_iter().map(|StageSnapshot { stage, cumulative, sum_us }| {
+        let seconds = |micros: u64| micros as f64 / 1e6;
+        let bounds = cumulative.into_iter().map(|(bound, count)| (bound.map(seconds), count));
+        let labels = format!("stage=\"{}\"", stage.name());
+        HistogramSeries { labels, cumulative: bounds.collect(), sum: seconds(sum_us) }
+    });
+    let help = "Times of the stages of hand-offs: reserve, first_part, verify and whole at the receiver, write, sum and \
+                finish at the sender";
+    exposition::histogram(out, "kvasir_transfer_stage_seconds", help, &stages.collect::<Vec<_>>());
 }
 
 pub(crate) fn store_metrics(out: &mut String, store: &Store) {

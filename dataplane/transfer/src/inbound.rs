@@ -1,7 +1,7 @@
 //! The receiving side of one transfer: what was announced, what has landed, what is verified.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_fabric::PeerId;
 use dataplane_memory::{SlotGrant, SlotRef};
@@ -33,6 +33,8 @@ enum UnmatchedPart {
 #[derive(Debug)]
 struct PartToVerify {
     announcement: Announcement,
+    /// When it was whole.
+    since: Instant,
     /// Leading blocks of it that are over.
     blocks_done: usize,
 }
@@ -48,6 +50,10 @@ pub(crate) struct Inbound {
     /// Per block: that the sender may write it. Empty until it is told of the slots.
     grants: Vec<Option<SlotGrant>>,
     pub(crate) deadline: Instant,
+    /// When it was expected.
+    pub(crate) since: Instant,
+    /// When its sender was told of the slots; taken when the first part is whole.
+    told: Option<Instant>,
     pub(crate) corrupted: bool,
     /// Tells the device's sums of its slots from others; `None`: the processor takes them.
     pub(crate) number: Option<u64>,
@@ -97,7 +103,7 @@ impl Inbound {
         first_block: u32,
         slots: Vec<SlotRef>,
         layers: u16,
-        deadline: Instant,
+        (since, deadline): (Instant, Instant),
     ) -> Self {
         let (layers_verified, layers_started) = (vec![0; slots.len()], vec![0; slots.len()]);
         Self {
@@ -108,6 +114,8 @@ impl Inbound {
             slots,
             grants: Vec::new(),
             deadline,
+            since,
+            told: None,
             corrupted: false,
             number: None,
             ending: None,
@@ -125,9 +133,20 @@ impl Inbound {
     }
 
     /// The sender has said what it holds: it is told of the slots, and may write them.
-    pub(crate) fn reserve(&mut self, terms: Terms) {
+    pub(crate) fn reserve(&mut self, terms: Terms, now: Instant) {
         self.terms = Some(terms);
+        self.told = Some(now);
         self.grants = self.slots.iter().map(|slot| Some(slot.grant())).collect();
+    }
+
+    /// How long ago the sender was told of the slots, at the first part that is whole.
+    pub(crate) fn first_part(&mut self, now: Instant) -> Option<Duration> {
+        let told = self.told?;
+        let is_first = self.sums_open > 0 || self.has_parts();
+        is_first.then(|| {
+            self.told = None;
+            now.saturating_duration_since(told)
+        })
     }
 
     /// What the sender may still write.
@@ -153,6 +172,7 @@ impl Inbound {
         layers: (u16, u16),
         first_block: u32,
         sums: Vec<u64>,
+        now: Instant,
     ) -> Option<Landing> {
         let (first_layer, layers) = layers;
         let blocks_fit = first_block
@@ -170,7 +190,7 @@ impl Inbound {
         }
         let announcement = Announcement { first_layer, layers, first_block, sums };
         match self.unmatched.remove(&sequence) {
-            Some(UnmatchedPart::Landed) => Some(self.start_verification(transfer, announcement)),
+            Some(UnmatchedPart::Landed) => Some(self.start_verification(transfer, announcement, now)),
             Some(UnmatchedPart::Announced(_)) => None,
             None => {
                 self.unmatched.insert(sequence, UnmatchedPart::Announced(announcement));
@@ -180,9 +200,11 @@ impl Inbound {
     }
 
     /// Takes an immediate.
-    pub(crate) fn landed(&mut self, transfer: u64, sequence: u16) -> Landing {
+    pub(crate) fn landed(&mut self, transfer: u64, sequence: u16, now: Instant) -> Landing {
         match self.unmatched.remove(&sequence) {
-            Some(UnmatchedPart::Announced(announcement)) => self.start_verification(transfer, announcement),
+            Some(UnmatchedPart::Announced(announcement)) => {
+                self.start_verification(transfer, announcement, now)
+            }
             None if self.unmatched.len() >= UNMATCHED_MAX => Landing::default(),
             None | Some(UnmatchedPart::Landed) => {
                 self.unmatched.insert(sequence, UnmatchedPart::Landed);
@@ -192,11 +214,11 @@ impl Inbound {
     }
 
     /// A part has landed and is announced.
-    fn start_verification(&mut self, transfer: u64, announcement: Announcement) -> Landing {
+    fn start_verification(&mut self, transfer: u64, announcement: Announcement, now: Instant) -> Landing {
         let mut landing = Landing::default();
         let Some(terms) = self.terms else { return landing };
         let Some(number) = self.number else {
-            self.verifying.push_back(PartToVerify { announcement, blocks_done: 0 });
+            self.verifying.push_back(PartToVerify { announcement, since: now, blocks_done: 0 });
             landing.is_verifiable = true;
             return landing;
         };
@@ -224,17 +246,17 @@ impl Inbound {
         landing
     }
 
-    /// Verifies with the processor what is whole, until the budget is spent. Returns the number of blocks that failed.
-    pub(crate) fn verify(&mut self, budget: &mut Budget) -> u64 {
-        let failures = self.verify_parts(budget);
+    /// Verifies with the processor what is whole, until the budget is spent, and tells of each part that is over when it was whole. Returns the number of blocks that failed.
+    pub(crate) fn verify(&mut self, budget: &mut Budget, over: impl FnMut(Instant)) -> u64 {
+        let failures = self.verify_parts(budget, over);
         self.advance();
         failures
     }
 
-    fn verify_parts(&mut self, budget: &mut Budget) -> u64 {
+    fn verify_parts(&mut self, budget: &mut Budget, mut over: impl FnMut(Instant)) -> u64 {
         let mut failures = 0;
         let Some(terms) = self.terms else { return failures };
-        while let Some(PartToVerify { announcement, blocks_done }) = self.verifying.front_mut() {
+        while let Some(PartToVerify { announcement, since, blocks_done }) = self.verifying.front_mut() {
             let Announcement { first_layer, layers, first_block, sums } = announcement;
             let (first_layer, layers) = (*first_layer, *layers);
             let offset = terms.cut.offset_here(first_layer) as usize;
@@ -269,6 +291,7 @@ impl Inbound {
                 }
                 *blocks_done += 1;
             }
+            over(*since);
             self.verifying.pop_front();
         }
         failures
@@ -325,40 +348,47 @@ mod tests {
     fn inbound(blocks: usize) -> Inbound {
         let pool = pool("inbound");
         let slots = (0..blocks).map(|_| pool.acquire().expect("a slot")).collect();
-        let mut inbound = Inbound::new(PeerId(1), 0, [0; 16], 0, slots, LAYOUT.layers, Instant::now());
+        let now = Instant::now();
+        let mut inbound = Inbound::new(PeerId(1), 0, [0; 16], 0, slots, LAYOUT.layers, (now, now));
         let cut = Cut::between(&LAYOUT, &LAYOUT).expect("equal layouts");
-        inbound.reserve(Terms { cut, checksum: Checksum::Xxh3 });
+        inbound.reserve(Terms { cut, checksum: Checksum::Xxh3 }, now);
         inbound
     }
 
     #[test]
     fn what_is_announced_again_and_again_is_not_kept() {
-        let mut inbound = inbound(4);
+        let (mut inbound, now) = (inbound(4), Instant::now());
         let wrong = vec![1; 4];
         for sequence in 0..1000 {
-            let announced = inbound.announce(1, sequence, (0, 1), 0, wrong.clone()).expect("it fits");
-            let landed = inbound.landed(1, sequence);
+            let announced = inbound.announce(1, sequence, (0, 1), 0, wrong.clone(), now).expect("it fits");
+            let landed = inbound.landed(1, sequence, now);
             // Two parts of one layer each are all that four blocks of two layers can be.
             assert_eq!((announced.failures > 0, landed.is_verifiable), (sequence >= 2, sequence < 2));
         }
         assert_eq!(inbound.verifying.len(), 2);
-        assert!(inbound.announce(1, 1001, (0, 1), 0, Vec::new()).is_none(), "an announcement of nothing");
+        assert!(
+            inbound.announce(1, 1001, (0, 1), 0, Vec::new(), now).is_none(),
+            "an announcement of nothing"
+        );
         // Four blocks failed twice; nothing is left to be verified.
-        assert_eq!(inbound.verify(&mut Budget::new(usize::MAX)), 8);
+        assert_eq!(inbound.verify(&mut Budget::new(usize::MAX), |_| ()), 8);
         assert!(inbound.corrupted && !inbound.has_parts() && inbound.verified_blocks == 0);
     }
 
     #[test]
     fn verification_goes_on_where_its_budget_ended() {
-        let mut inbound = inbound(3);
+        let (mut inbound, now) = (inbound(3), Instant::now());
         let good = xxhash_rust::xxh3::xxh3_64(&[0; 512]);
-        let landing = inbound.landed(1, 9);
+        let landing = inbound.landed(1, 9, now);
         assert!(!landing.is_verifiable);
         assert!(
-            inbound.announce(1, 9, (0, 2), 0, vec![good, good, good + 1]).expect("it fits").is_verifiable
+            inbound
+                .announce(1, 9, (0, 2), 0, vec![good, good, good + 1], now)
+                .expect("it fits")
+                .is_verifiable
         );
         let steps: Vec<(u64, usize)> =
-            (0..4).map(|_| (inbound.verify(&mut Budget::new(1)), inbound.verified_blocks)).collect();
+            (0..4).map(|_| (inbound.verify(&mut Budget::new(1), |_| ()), inbound.verified_blocks)).collect();
         assert_eq!(steps, [(0, 1), (0, 2), (1, 2), (0, 2)]);
         assert!(inbound.corrupted && !inbound.is_verifying());
     }

@@ -41,6 +41,7 @@ mod outbound;
 mod pieces;
 mod service;
 mod shard;
+mod stages;
 mod staging;
 mod terms;
 mod wire;
@@ -53,6 +54,7 @@ pub use moves::{Batch, Direction, Piece};
 pub use node::{Command, Notice, Outcome, TransferId, TransferNode};
 pub use service::{MoveHandle, ServiceError, TransferService};
 pub use shard::{Cut, HeadRange, PieceLayout, senders_of};
+pub use stages::{BOUNDS, Stage, StageSnapshot, StageTimes};
 pub use staging::{Staging, StagingLimits};
 
 /// For fuzzing: bytes of a peer, as the hand-off and the bond read them. What decodes must encode to the same bytes.

@@ -1,5 +1,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::stages::StageTimes;
+
 /// What a node has done so far. Each counter only grows; read with [`TransferCounters::snapshot`].
 #[derive(Debug, Default)]
 pub struct TransferCounters {
@@ -20,6 +22,8 @@ pub struct TransferCounters {
     pub(crate) quarantined_slots: AtomicU64,
     /// A level: transfers in either direction.
     pub(crate) transfers_open: AtomicU64,
+    /// How long the stages of hand-offs take.
+    pub stages: StageTimes,
 }
 
 impl TransferCounters {

@@ -28,6 +28,7 @@ use crate::metrics::TransferCounters;
 use crate::moves::Mover;
 use crate::outbound::{Outbound, Pushed};
 use crate::shard::{Cut, PieceLayout};
+use crate::stages::Stage;
 use crate::wire::Message;
 pub use command::{Command, Notice, Outcome, TransferId};
 pub(crate) use direct::Returned;
@@ -361,6 +362,10 @@ impl<F: Fabric> TransferNode<F> {
                 if let Some(transfer) = self.finishing.remove(&id) {
                     let is_whole = |lease: &Lease<_, Outbound>| !lease.held.is_abandoned;
                     let is_whole = self.outbound.get(transfer).is_some_and(is_whole);
+                    let posted = self.outbound.get(transfer).and_then(|lease| lease.held.finish_at);
+                    if let Some(posted) = posted.filter(|_| completion == Completion::Done) {
+                        self.counters.stages.observe(Stage::Finish, now.saturating_duration_since(posted));
+                    }
                     self.end_outbound(transfer, completion == Completion::Done && is_whole);
                 }
             }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Instant;
 
 use dataplane_fabric::{Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest};
 use dataplane_memory::SlotRef;
@@ -11,6 +12,7 @@ use crate::checksum::{RunningChecksum, SlotRows};
 use crate::config::ANNOUNCED_BLOCKS_MAX;
 use crate::direct::{Purpose, Wanted};
 use crate::pieces::{bytes_of, join_rest, split_front};
+use crate::stages::{Stage, StageClock};
 use crate::terms::Terms;
 use crate::wire::{Message, SlotName};
 
@@ -68,6 +70,8 @@ struct OutboundPart {
     layers: Range<u16>,
     /// What its immediate and its announcement carry, once its writing has begun.
     sequence: Option<u16>,
+    /// When it was pushed; once it is written, when that was.
+    since: Instant,
     /// Leading blocks of which every byte is posted.
     written_blocks: usize,
     /// What is left to write of the block behind those.
@@ -117,6 +121,10 @@ pub(crate) struct Outbound {
     pub(crate) ended: bool,
     /// `Finished` has been posted; its completion ends the transfer.
     pub(crate) finish_posted: bool,
+    /// When that was.
+    pub(crate) finish_at: Option<Instant>,
+    /// When its receiver had reserved all of it.
+    pub(crate) reserved_at: Option<Instant>,
     pub(crate) bytes_posted: u64,
     /// Bytes that the processor has summed.
     pub(crate) bytes_summed: u64,
@@ -180,7 +188,7 @@ impl Outbound {
     }
 
     /// Parts whose sums the processor takes, or those that [`Outbound::ask_sums`] asks a device for.
-    pub(crate) fn push(&mut self, pushed: Pushed, is_direct: bool) {
+    pub(crate) fn push(&mut self, pushed: Pushed, is_direct: bool, now: Instant) {
         let Pushed { mut first_block, slots, layers } = pushed;
         let mut slots = slots.into_iter();
         loop {
@@ -202,6 +210,7 @@ impl Outbound {
                 slots,
                 layers,
                 sequence,
+                since: now,
                 written_blocks,
                 writing,
                 sums,
@@ -294,7 +303,7 @@ impl Outbound {
     }
 
     /// Writes as much as the fabric and the budget take of what is ready. What a device sums is written once it is summed.
-    pub(crate) fn write<F: Fabric>(&mut self, fabric: &mut F, budget: &mut Budget) {
+    pub(crate) fn write<F: Fabric>(&mut self, fabric: &mut F, budget: &mut Budget, clock: &StageClock<'_>) {
         if let (Some(known), Some(content)) = (&self.reservation, self.content)
             && known.content != content
         {
@@ -316,6 +325,9 @@ impl Outbound {
             if let Err(Stopped) = ready.write(reservation, fabric, budget, &mut self.bytes_posted) {
                 return;
             }
+            let from = self.reserved_at.map_or(ready.since, |reserved| reserved.max(ready.since));
+            clock.observe(Stage::Write, from);
+            ready.since = clock.now;
             self.written_parts += 1;
         }
     }
@@ -328,6 +340,7 @@ impl Outbound {
         fabric: &mut F,
         finish_id: u64,
         budget: &mut Budget,
+        clock: &StageClock<'_>,
     ) {
         let Some(reservation) = &self.reservation else { return };
         // An earlier transfer may have spent the budget. One that spends it itself still announces in this round.
@@ -356,6 +369,7 @@ impl Outbound {
                     }
                     return;
                 }
+                clock.observe(Stage::Sum, ready.since);
                 self.is_direct |= matches!(ready.sums, Sums::Device { .. });
             }
             self.ready.pop_front();
@@ -364,6 +378,7 @@ impl Outbound {
         if self.ready.is_empty() && self.ended && !self.finish_posted {
             let operation = Operation::Send { message: Message::Finished { transfer }.encode() };
             self.finish_posted = fabric.post(urgent(finish_id, reservation.peer, operation)).is_ok();
+            self.finish_at = self.finish_posted.then_some(clock.now);
         }
     }
 
@@ -496,7 +511,7 @@ mod tests {
         let mut outbound = Outbound::default();
         for (first_block, is_direct) in [(0, true), (2, false), (4, true), (6, true)] {
             let slots = (0..2).map(|_| pool.acquire().expect("slot")).collect();
-            outbound.push(Pushed { first_block, slots, layers: 1..3 }, is_direct);
+            outbound.push(Pushed { first_block, slots, layers: 1..3 }, is_direct, Instant::now());
         }
         let mut asked = Vec::new();
         for (room, is_all, blocks) in

@@ -9,7 +9,7 @@ use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
 use dataplane_fabric::{Event, Fabric};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_transfer::{
-    Command, Limits, Notice, Outcome, PieceLayout, TransferCounters, TransferId, TransferNode,
+    Command, Limits, Notice, Outcome, PieceLayout, Stage, TransferCounters, TransferId, TransferNode,
 };
 
 const LAYOUT: PieceLayout = PieceLayout::whole(4, 256, 1);
@@ -213,6 +213,37 @@ fn a_calm_network_brings_everything() {
         assert_nothing_is_held(&world, seed);
         assert_eq!(world.counter(RECEIVER, "checksum_failures"), 0);
     }
+}
+
+/// Each stage is counted where it happens, and once: times are whole rounds of a simulated millisecond.
+#[test]
+fn stages_are_counted_once_for_each_transfer_or_part() {
+    let mut world = World::new(3, Faults::default());
+    let sources = world.acquire(SENDER, 5);
+    sources.iter().enumerate().for_each(|(block, slot)| fill(slot, 1, block));
+    world.expect(1, 0, 5);
+    world.run(20);
+    for layer in 0..LAYOUT.layers {
+        world.push(1, 0, &sources, layer..layer + 1);
+        world.run(10);
+    }
+    world.command(SENDER, Command::PushEnd { transfer: 1 });
+    world.run(20);
+    drop(sources);
+    assert_eq!(settle(&mut world, 1, 0), 1);
+    let of = |node: usize, stage: Stage| {
+        let snapshot = world.counters[node].stages.snapshot().swap_remove(stage as usize);
+        (snapshot.cumulative.last().map_or(0, |(_, count)| *count), snapshot.sum_us)
+    };
+    let parts = u64::from(LAYOUT.layers);
+    assert_eq!([Stage::Reserve, Stage::FirstPart, Stage::Whole].map(|stage| of(RECEIVER, stage).0), [1; 3]);
+    assert_eq!(of(RECEIVER, Stage::Verify).0, parts);
+    assert_eq!([Stage::Write, Stage::Sum].map(|stage| of(SENDER, stage).0), [parts; 2]);
+    assert_eq!(of(SENDER, Stage::Finish).0, 1);
+    // The first layer was pushed 20 ms after the expectation, and the last one 30 ms later.
+    let (first, whole) = (of(RECEIVER, Stage::FirstPart).1, of(RECEIVER, Stage::Whole).1);
+    assert!((15_000..25_000).contains(&first) && (50_000..60_000).contains(&whole), "{first} {whole}");
+    assert_eq!(of(SENDER, Stage::Reserve).0 + of(RECEIVER, Stage::Write).0, 0, "each side has its own");
 }
 
 #[test]

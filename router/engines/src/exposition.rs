@@ -49,6 +49,29 @@ pub fn metric(out: &mut String, name: &str, help: &str, value: u64) {
     family(out, name, help, [("", value)]);
 }
 
+/// One series of a histogram.
+pub struct HistogramSeries {
+    /// Its labels (`stage="verify"`).
+    pub labels: String,
+    /// Upper bound in seconds, and how many were at most as much; the last bound is `None`.
+    pub cumulative: Vec<(Option<f64>, u64)>,
+    /// All of them together, in seconds.
+    pub sum: f64,
+}
+
+/// Writes a histogram of times.
+pub fn histogram(out: &mut String, name: &str, help: &str, series: &[HistogramSeries]) {
+    let _infallible = writeln!(out, "# HELP {name} {help}.\n# TYPE {name} histogram");
+    for HistogramSeries { labels, cumulative, sum } in series {
+        for (bound, count) in cumulative {
+            let bound = bound.map_or("+Inf".to_owned(), |bound| bound.to_string());
+            let _infallible = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {count}");
+        }
+        let count = cumulative.last().map_or(0, |(_, count)| *count);
+        let _infallible = writeln!(out, "{name}_sum{{{labels}}} {sum}\n{name}_count{{{labels}}} {count}");
+    }
+}
+
 /// Writes what every process tells: its version, and `process_*` as Prometheus' clients name it (from `/proc/self`).
 pub fn process(out: &mut String, version: &str) {
     let _infallible = writeln!(
@@ -142,6 +165,25 @@ mod tests {
             "# HELP kvasir_host_hits_total Blocks found.\n# TYPE kvasir_host_hits_total counter\n"
         ));
         assert!(!classic.contains("# EOF") && classic.contains("# TYPE kvasir_rail_open gauge\n"));
+    }
+
+    #[test]
+    fn a_histogram_ends_with_all_of_them() {
+        let mut out = String::new();
+        let labels = "stage=\"verify\"".to_owned();
+        let cumulative = vec![(Some(0.000_016), 2), (Some(0.5), 3), (None, 4)];
+        histogram(
+            &mut out,
+            "kvasir_x_seconds",
+            "Times",
+            &[HistogramSeries { labels, cumulative, sum: 7.25 }],
+        );
+        let expected = "# HELP kvasir_x_seconds Times.\n# TYPE kvasir_x_seconds histogram\n\
+            kvasir_x_seconds_bucket{stage=\"verify\",le=\"0.000016\"} 2\n\
+            kvasir_x_seconds_bucket{stage=\"verify\",le=\"0.5\"} 3\n\
+            kvasir_x_seconds_bucket{stage=\"verify\",le=\"+Inf\"} 4\n\
+            kvasir_x_seconds_sum{stage=\"verify\"} 7.25\nkvasir_x_seconds_count{stage=\"verify\"} 4\n";
+        assert_eq!(out, expected);
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl<F: Fabric> TransferNode<F> {
         outbound.content = Some(content);
         let is_direct = pushed.slots.iter().any(is_on_device);
         let summing = self.summing.as_mut().filter(|_| is_direct);
-        outbound.push(pushed, summing.is_some());
+        outbound.push(pushed, summing.is_some(), self.now);
         if let Some(summing) = summing {
             outbound.number.get_or_insert_with(|| summing.number());
             if self.unasked.len() >= self.limits.transfers_max {

@@ -9,6 +9,7 @@ use crate::budget::Budget;
 use crate::config::BLOCKS_MAX;
 use crate::inbound::{Inbound, Landing};
 use crate::metrics::TransferCounters;
+use crate::stages::Stage;
 use crate::wire::Message;
 use std::time::Instant;
 
@@ -48,7 +49,8 @@ impl<F: Fabric> TransferNode<F> {
         };
         self.tags.insert(tag, transfer);
         let number = self.direct_number(&slots);
-        let mut inbound = Inbound::new(peer, tag, content, first_block, slots, self.layout.layers, deadline);
+        let mut inbound =
+            Inbound::new(peer, tag, content, first_block, slots, self.layout.layers, (self.now, deadline));
         inbound.number = number;
         TransferCounters::add(&self.counters.received_directly, u64::from(number.is_some()));
         self.inbound.insert(transfer, inbound);
@@ -89,7 +91,9 @@ impl<F: Fabric> TransferNode<F> {
             );
             return self.end_inbound(transfer, Outcome::Refused, false);
         }
-        inbound.reserve(terms);
+        inbound.reserve(terms, self.now);
+        let waited = self.now.saturating_duration_since(inbound.since);
+        self.counters.stages.observe(Stage::Reserve, waited);
         let (peer, tag, content, first_block) =
             (inbound.peer, inbound.tag, inbound.content, inbound.first_block);
         let slots = inbound.slot_names();
@@ -115,6 +119,10 @@ impl<F: Fabric> TransferNode<F> {
             self.send(peer, Message::Cancel { transfer });
         }
         TransferCounters::add(&self.counters.blocks_received, inbound.slots.len() as u64);
+        if outcome == Outcome::Complete {
+            let took = self.now.saturating_duration_since(inbound.since);
+            self.counters.stages.observe(Stage::Whole, took);
+        }
         TransferCounters::add(
             match outcome {
                 Outcome::Complete => &self.counters.transfers_completed,
@@ -130,12 +138,16 @@ impl<F: Fabric> TransferNode<F> {
         let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| inbound.peer == from) else {
             return;
         };
-        let landing = inbound.landed(transfer, value as u16);
+        let landing = inbound.landed(transfer, value as u16, self.now);
         self.account_landing(transfer, landing);
     }
 
     fn account_landing(&mut self, transfer: TransferId, landing: Landing) {
         self.landed.extend(landing.wanted);
+        if let Some(waited) = self.inbound.get_mut(&transfer).and_then(|inbound| inbound.first_part(self.now))
+        {
+            self.counters.stages.observe(Stage::FirstPart, waited);
+        }
         if landing.is_verifiable && !self.verifying.contains(&transfer) {
             self.verifying.push_back(transfer);
         }
@@ -149,7 +161,9 @@ impl<F: Fabric> TransferNode<F> {
                 self.verifying.pop_front();
                 continue;
             };
-            let failures = inbound.verify(budget);
+            let (now, stages) = (self.now, &self.counters.stages);
+            let over = |since| stages.observe(Stage::Verify, now.saturating_duration_since(since));
+            let failures = inbound.verify(budget, over);
             // Without parts left it has had its turn; else the budget is spent.
             self.verifying.pop_front();
             if inbound.has_parts() {
@@ -189,7 +203,8 @@ impl<F: Fabric> TransferNode<F> {
         let Some(inbound) = self.inbound.get_mut(&transfer).filter(|inbound| inbound.peer == from) else {
             return true; // Of a transfer that we gave up.
         };
-        let landing = inbound.announce(transfer, sequence, (first_layer, layers), first_block, sums);
+        let landing =
+            inbound.announce(transfer, sequence, (first_layer, layers), first_block, sums, self.now);
         let is_sensible = landing.is_some();
         self.account_landing(transfer, landing.unwrap_or_default());
         is_sensible

@@ -10,6 +10,7 @@ use crate::budget::Budget;
 use crate::config::PEER_BLOCKS_MAX;
 use crate::metrics::TransferCounters;
 use crate::outbound::{Outbound, Reservation, Reserved};
+use crate::stages::StageClock;
 use crate::wire::Message;
 
 impl<F: Fabric> TransferNode<F> {
@@ -37,6 +38,9 @@ impl<F: Fabric> TransferNode<F> {
             Reserved::Whole => {
                 if !terms.allow_direct() {
                     self.give_back_direct(transfer);
+                }
+                if let Some(lease) = self.outbound.get_mut(transfer) {
+                    lease.held.reserved_at = Some(now);
                 }
                 self.active.insert(transfer);
             }
@@ -104,7 +108,8 @@ impl<F: Fabric> TransferNode<F> {
             let Some(lease) = self.outbound.get_mut(transfer) else { continue };
             let (before, was_abandoned) = (lease.held.bytes_posted, lease.held.is_abandoned);
             let was_spent = budget.is_spent();
-            lease.held.write(&mut self.fabric, budget);
+            let clock = StageClock { now: self.now, times: &self.counters.stages };
+            lease.held.write(&mut self.fabric, budget, &clock);
             TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
             let is_over = lease.held.is_abandoned && !was_abandoned;
             let number = lease.held.number.filter(|_| is_over);
@@ -140,7 +145,8 @@ impl<F: Fabric> TransferNode<F> {
             let held = &mut lease.held;
             let (before, was_posted, was_direct) = (held.bytes_summed, held.finish_posted, held.is_direct);
             let was_spent = budget.is_spent();
-            held.announce(transfer, &mut self.fabric, finish_id, budget);
+            let clock = StageClock { now: self.now, times: &self.counters.stages };
+            held.announce(transfer, &mut self.fabric, finish_id, budget, &clock);
             TransferCounters::add(&self.counters.bytes_summed, held.bytes_summed - before);
             TransferCounters::add(&self.counters.sent_directly, u64::from(held.is_direct && !was_direct));
             if held.finish_posted && !was_posted {
