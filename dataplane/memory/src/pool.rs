@@ -113,6 +113,14 @@ impl SlotRef {
         self.pool.slab.generation(self.slot)
     }
 
+    /// Whether bytes of a peer may still come into the slot although no grant of it is left: a write had begun when the last
+    /// one ended. An honest peer has none then. The slot must not be used, nor freed, until that peer's connection is over.
+    #[must_use]
+    pub fn has_stray_writes(&self) -> bool {
+        let grants = self.pool.grants[self.slot as usize].load(Ordering::Acquire);
+        grants == 0 && self.pool.slab.landings(self.slot) > 0
+    }
+
     /// Lets a peer know the slot's name, until the grant ends.
     #[must_use]
     pub fn grant(&self) -> SlotGrant {
@@ -246,6 +254,13 @@ mod tests {
         assert_ne!(slot.generation(), name);
         assert_eq!((slot.slot(), other.generation(), pool.freed_count(number)), (number, others, used));
         assert_eq!(slot.reference_count(), 1);
+        let grant = slot.grant();
+        pool.slab().begin_landing(number);
+        assert!(!slot.has_stray_writes(), "it is granted");
+        drop(grant);
+        assert!(slot.has_stray_writes() && !other.has_stray_writes());
+        pool.slab().end_landing(number);
+        assert!(!slot.has_stray_writes());
         drop(slot);
         assert_ne!(pool.freed_count(number), used);
     }

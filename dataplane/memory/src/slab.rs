@@ -47,6 +47,8 @@ pub struct Slab {
     huge_pages: bool,
     device: Option<Arc<dyn DeviceMemory>>,
     generations: Generations,
+    /// Writes of peers on their way into each slot; empty in a slab that was attached.
+    landings: Box<[AtomicU32]>,
 }
 
 // SAFETY: the mapping belongs to this value until it is dropped, and every access goes through atomics or
@@ -134,6 +136,28 @@ impl Slab {
         let cell = self.generation_cell(slot);
         let (old, drawn) = (cell.load(Ordering::Relaxed), self.generations.draw());
         cell.store(if drawn == old { drawn.wrapping_add(1) } else { drawn }, Ordering::Release);
+    }
+
+    /// A fabric has taken the header of a peer's write into the slot: from now on the kernel may put its bytes there, whatever
+    /// becomes of the slot's name.
+    pub fn begin_landing(&self, slot: u32) {
+        if let Some(landings) = self.landings.get(slot as usize) {
+            landings.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A write that was begun has landed, or its connection is over.
+    pub fn end_landing(&self, slot: u32) {
+        if let Some(landings) = self.landings.get(slot as usize) {
+            // Release: the bytes are there before whoever sees the count.
+            landings.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Writes that have begun and are not over.
+    #[must_use]
+    pub fn landings(&self, slot: u32) -> u32 {
+        self.landings.get(slot as usize).map_or(0, |landings| landings.load(Ordering::Acquire))
     }
 
     pub(crate) fn set_generation(&self, slot: u32, generation: u32) {

@@ -111,7 +111,10 @@ impl TcpFabric {
 
     /// Frees a connection that the kernel has nothing to do with any more.
     fn forget(&mut self, number: u32) {
-        let Some(connection) = self.connections.remove(number) else { return };
+        let Some(mut connection) = self.connections.remove(number) else { return };
+        if let Some(halves) = connection.halves.as_deref_mut() {
+            halves.receiver.end_landings(&self.slab);
+        }
         if let Some(position) = connection.registered {
             self.ring.unregister_file(position);
         }

@@ -103,6 +103,9 @@ impl Inbound<'_> {
 
     /// All bytes of a payload are here.
     pub(crate) fn landed(&mut self, landing: Landing) -> Result<(), &'static str> {
+        if let Landing::Write { extent, .. } = &landing {
+            self.slab.end_landing(extent.slot);
+        }
         if !landing.is_current(self.slab) {
             return Err("a write to a slot that was reused meanwhile");
         }

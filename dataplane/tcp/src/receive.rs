@@ -178,6 +178,18 @@ impl Receiver {
         self.unreported_bytes = 0;
     }
 
+    /// Tells the slab that nothing of what had begun will land: the kernel works for this connection no more.
+    pub(crate) fn end_landings(&mut self, slab: &Slab) {
+        if let Some(Landing::Write { extent, .. }) = self.landing.take() {
+            slab.end_landing(extent.slot);
+        }
+        for Decoded { header, .. } in self.batch.drain(self.next..) {
+            if let Header::Write { target, .. } = header {
+                slab.end_landing(target.slot);
+            }
+        }
+    }
+
     /// Takes the headers of the next batch off the staging buffer; false when they are not all here.
     fn decode_batch(&mut self, inbound: &mut Inbound<'_>) -> Result<bool, &'static str> {
         let staged = &self.staging[self.parsed..self.filled];
@@ -196,6 +208,9 @@ impl Receiver {
             // another connection of the lane brings.
             if let Header::Response { number, len, .. } = decoded.header {
                 inbound.lane.reads.promise(number, len)?;
+            }
+            if let Header::Write { target, .. } = decoded.header {
+                inbound.slab.begin_landing(target.slot);
             }
             self.batch.push(decoded);
         }

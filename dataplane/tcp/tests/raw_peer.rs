@@ -142,3 +142,53 @@ fn a_reset_in_mid_frame_is_noticed() {
     drop(streams.remove(2));
     assert!(poll(&mut node, |events| !events.is_empty()).iter().all(is_down));
 }
+
+/// A write whose last bytes do not come is counted on its slot until they do, or the connection is over; once the slot's name
+/// is stale no further byte of it goes there.
+#[test]
+fn a_write_under_way_is_counted_and_ends_with_the_name() {
+    let pool = pool(4096, 2);
+    let (slot, other) = (pool.acquire().expect("slot"), pool.acquire().expect("slot"));
+    let mut node = listening(&pool, TcpConfig::default());
+    let mut streams = join(&mut node, 1);
+    let grant = slot.grant();
+    let write = header(WRITE, 0, &[4000, slot.slot(), slot.generation(), 0]);
+    streams[1].write_all(&[&write[..], &[7; 1000]].concat()).expect("the first bytes");
+    poll_shortly(&mut node);
+    assert_eq!((pool.slab().landings(slot.slot()), pool.slab().landings(other.slot())), (1, 0));
+    assert!(!slot.has_stray_writes());
+    drop(grant);
+    assert!(slot.has_stray_writes());
+    slot.slab().write(slot.slot(), 0, &[3; 4096]);
+    // The receive that the kernel has already may bring some of these; nothing after it does.
+    streams[1].write_all(&[7; 500]).expect("more");
+    let events = poll(&mut node, |events| events.iter().any(is_down));
+    assert!(matches!(&events[..], [Event::PeerDown { .. }]), "{events:?}");
+    assert!(!slot.has_stray_writes() && pool.slab().landings(slot.slot()) == 0);
+    let bytes = content(&slot, 4096);
+    assert!(
+        bytes[..1000].iter().chain(&bytes[1500..]).all(|&byte| byte == 3),
+        "the rest is the slot's next owner's"
+    );
+}
+
+#[test]
+fn landings_are_over_when_writes_have_landed() {
+    let pool = pool(4096, 1);
+    let slot = pool.acquire().expect("slot");
+    let mut node = listening(&pool, TcpConfig::default());
+    let mut streams = join(&mut node, 2);
+    let write = header(WRITE, 0, &[4000, slot.slot(), slot.generation(), 0]);
+    for stream in &mut streams[2..] {
+        stream.write_all(&[&write[..], &[7; 4000]].concat()).expect("a write");
+    }
+    poll_shortly(&mut node);
+    assert_eq!((content(&slot, 4000), pool.slab().landings(slot.slot())), (vec![7; 4000], 0));
+    // A batch of which the second header is refused: the first was counted, and is over with the connection.
+    let mut first = write;
+    first[1] = 1;
+    let stale = header(WRITE, 0, &[8, slot.slot(), slot.generation().wrapping_add(1), 0]);
+    streams[3].write_all(&[first, stale].concat()).expect("a batch");
+    poll(&mut node, |events| events.iter().any(is_down));
+    assert_eq!(pool.slab().landings(slot.slot()), 0);
+}

@@ -234,6 +234,11 @@ impl Inbound {
                 if *started == self.layers {
                     self.grants[block] = None;
                 }
+                if slot.has_stray_writes() {
+                    landing.failures += 1;
+                    self.corrupted = true;
+                    continue;
+                }
                 let block = block as u32;
                 let purpose = Purpose::Verify { transfer, number, block, layers, expected };
                 landing.wanted.push(Wanted { purpose, slot, offset, len });
@@ -273,8 +278,16 @@ impl Inbound {
                     let slot = &self.slots[block];
                     if first_layer + layers == self.layers {
                         // The sender has nothing left to write: where the fabric checks names, no write that begins later
-                        // changes what is verified now.
+                        // changes what is verified now; one that began earlier is a stray.
                         self.grants[block] = None;
+                    }
+                    if slot.has_stray_writes() {
+                        // A peer whose write is under way where it has nothing left to write: the block counts as damaged.
+                        failures += 1;
+                        self.corrupted = true;
+                        self.running_checksum.reset();
+                        *blocks_done += 1;
+                        continue;
                     }
                     let row = terms.cut.row_here();
                     let piece = SlotRows { slab: slot.slab(), slot: slot.slot(), offset, len, row };

@@ -45,9 +45,15 @@ const GIVEN_UP: Duration = Duration::from_secs(365 * 24 * 3600);
 /// What a peer may still write, until it says that it does not.
 struct Quarantined {
     slots: Vec<SlotRef>,
-    /// Ended with it.
-    _granted: Vec<SlotGrant>,
+    /// Ended when the peer has said so.
+    granted: Vec<SlotGrant>,
     since: Instant,
+}
+
+impl Quarantined {
+    fn has_stray_writes(&self) -> bool {
+        self.slots.iter().any(SlotRef::has_stray_writes)
+    }
 }
 
 /// Transfers of one node over one fabric.
@@ -387,6 +393,9 @@ impl<F: Fabric> TransferNode<F> {
             self.notices.push(Notice::Pushed { transfer, complete: false });
         }
         self.cancelled.retain(|_, until| *until > now);
+        // Of peers that are gone those slots are left into which another's write is under way.
+        let peers = &self.peers;
+        self.quarantine.retain(|(owner, _), held| peers.contains_key(owner) || held.has_stray_writes());
         let mute: BTreeSet<PeerId> = self
             .quarantine
             .iter()

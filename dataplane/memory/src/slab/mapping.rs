@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -82,6 +83,7 @@ impl Slab {
             huge_pages,
             device: None,
             generations: Generations::default(),
+            landings: (0..layout.slot_count).map(|_| AtomicU32::new(0)).collect(),
         })
     }
 
@@ -113,6 +115,7 @@ impl Slab {
             huge_pages: false,
             device: None,
             generations: Generations::default(),
+            landings: Box::default(),
         };
         slab.layout = slab.read_header()?;
         slab.slots_offset = slab.layout.slots_offset();

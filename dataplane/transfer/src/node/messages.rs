@@ -46,7 +46,7 @@ impl<F: Fabric> TransferNode<F> {
                 true
             }
             Message::CancelAck { transfer } => {
-                self.quarantine.remove(&(peer, transfer));
+                self.leave_quarantine(peer, transfer);
                 true
             }
         };
@@ -68,7 +68,7 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     fn finished(&mut self, peer: PeerId, transfer: TransferId) {
-        self.quarantine.remove(&(peer, transfer));
+        self.leave_quarantine(peer, transfer);
         let Some(inbound) = self.inbound.get(&transfer).filter(|inbound| inbound.peer == peer) else {
             return;
         };

@@ -190,7 +190,7 @@ impl<F: Fabric> TransferNode<F> {
             self.note_failure(state);
         }
         self.mover.peer_down(peer, self.now);
-        self.quarantine.retain(|(owner, _), _| *owner != peer);
+        self.quarantine.retain(|(owner, _), held| *owner != peer || held.has_stray_writes());
         let lost = self.inbound_where(|inbound| inbound.peer == peer);
         lost.into_iter().for_each(|transfer| self.writes_ended(transfer, Outcome::PeerDown));
         for (transfer, lease) in sorted(self.outbound.end_owner(&Some(peer))) {

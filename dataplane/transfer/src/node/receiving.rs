@@ -111,11 +111,13 @@ impl<F: Fabric> TransferNode<F> {
         let granted = inbound.take_grants();
         let unverified = inbound.slots.split_off(inbound.verified_blocks);
         let peer = inbound.peer;
-        if !writes_over {
-            if inbound.is_reserved() && !unverified.is_empty() {
-                let quarantined = Quarantined { slots: unverified, _granted: granted, since: self.now };
-                self.quarantine.insert((peer, transfer), quarantined);
-            }
+        if inbound.is_reserved() && !unverified.is_empty() {
+            let quarantined = Quarantined { slots: unverified, granted, since: self.now };
+            self.quarantine.insert((peer, transfer), quarantined);
+        }
+        if writes_over {
+            self.leave_quarantine(peer, transfer);
+        } else {
             self.send(peer, Message::Cancel { transfer });
         }
         TransferCounters::add(&self.counters.blocks_received, inbound.slots.len() as u64);
@@ -131,6 +133,24 @@ impl<F: Fabric> TransferNode<F> {
             1,
         );
         self.notices.push(Notice::Arrived { transfer, slots: inbound.slots, outcome });
+    }
+
+    /// The peer has said that it writes no more of a transfer, or cannot. Where writes of it are under way nevertheless, the
+    /// slots are kept until its connection is over.
+    pub(super) fn leave_quarantine(&mut self, peer: PeerId, transfer: TransferId) {
+        let Some(quarantined) = self.quarantine.get_mut(&(peer, transfer)) else { return };
+        quarantined.granted.clear();
+        if quarantined.has_stray_writes() {
+            quarantined.slots.retain(SlotRef::has_stray_writes);
+            tracing::warn!(
+                ?peer,
+                transfer,
+                "transfer: a peer writes where it may not; closing the connection"
+            );
+            self.fabric.disconnect(peer);
+        } else {
+            self.quarantine.remove(&(peer, transfer));
+        }
     }
 
     pub(super) fn landed(&mut self, from: PeerId, value: u32) {

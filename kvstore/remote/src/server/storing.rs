@@ -120,22 +120,32 @@ impl<F: Fabric> PoolServer<F> {
         let Held::Reservation(blocks) = lease.held else { return false };
         let commit = self.next_id;
         self.next_id += 1;
-        let mut left = 0;
+        let (mut left, mut strays) = (0, Vec::new());
         for (bit, reserved) in blocks.into_iter().enumerate() {
             let Some(Reserved { offer, granted }) = reserved else { continue };
             if let Some(session) = self.sessions.get_mut(&peer) {
                 session.reserved_slots -= 1;
             }
-            // No write of a block that is not named is under way: what was posted has landed before this message.
+            // The name that the client was told is stale from here on, before the bytes are verified. What an honest client
+            // has posted has landed before this message.
+            let slot = granted.end();
+            if slot.has_stray_writes() {
+                strays.push(slot);
+                self.pending.remove(&offer.identity);
+                continue;
+            }
             if written & (1 << bit) == 0 {
                 self.pending.remove(&offer.identity);
                 continue;
             }
             left += 1;
-            // The name that the client was told is stale from here on, before the bytes are verified.
-            let slot = granted.end();
             let purpose = Purpose::Register { commit, bit: bit as u32 };
             self.jobs.push_back(Job { offer, slot, purpose });
+        }
+        if !strays.is_empty() {
+            tracing::warn!(?peer, "pool: a client writes where it may not; closing its connection");
+            self.fenced.entry(peer).or_default().extend(strays);
+            self.end_session(peer);
         }
         if left == 0 {
             self.send(peer, &Message::Committed { request, registered: 0, damaged: 0 });
