@@ -2,9 +2,10 @@
 //!
 //! One epoll descriptor covers the listener, all sockets, the completion channel, the asynchronous events and
 //! a timer; it is what a sleeper waits on. Bounds: connections, and those among them that a peer asked for and
-//! that have not finished the handshake. When either is reached, or descriptors run out, accepting pauses:
-//! connections wait in the listener's backlog, and a full loop over a descriptor that stays readable is
-//! avoided. A silent peer loses its place at the handshake's deadline.
+//! that have not finished the handshake. Of these the oldest that has not proved itself makes room for the next, so that
+//! strangers keep nobody out. When there is no room even so, or descriptors run out, accepting pauses: connections wait
+//! in the listener's backlog, and a full loop over a descriptor that stays readable is avoided. A silent peer loses its
+//! place at the handshake's deadline at the latest.
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -105,7 +106,25 @@ impl VerbsFabric {
 
     fn has_place(&self) -> bool {
         self.connections.len() < self.local.config.connections_max
-            && self.callers < self.local.config.handshakes_max
+            && (self.callers < self.local.config.handshakes_max || self.oldest_stranger().is_some())
+    }
+
+    /// The caller that has waited longest without a proof; it has no queue pairs.
+    fn oldest_stranger(&self) -> Option<u64> {
+        let is_stranger =
+            |connection: &Connection| connection.is_calling() && connection.phase == Phase::Greeting;
+        let strangers = self.connections.iter().filter(|(_, connection)| is_stranger(connection));
+        strangers.map(|(&number, _)| number).min()
+    }
+
+    fn make_room_for_caller(&mut self) {
+        if self.callers < self.local.config.handshakes_max {
+            return;
+        }
+        if let Some(oldest) = self.oldest_stranger() {
+            self.begin_end(oldest, "it makes room for another caller");
+            self.finish_end(oldest);
+        }
     }
 
     /// Sets the timer to the next deadline: a sleeper shall notice it. Returns whether one has passed.
@@ -183,6 +202,7 @@ impl VerbsFabric {
             let Some(listener) = &self.control.listener else { return };
             match listener.accept() {
                 Ok((socket, address)) => {
+                    self.make_room_for_caller();
                     tune(&socket, self.local.config.peer_dead_after);
                     let (peer, psns) = (self.new_peer(), self.psns());
                     let exchange = Exchange::accepted(socket, self.local.config.key.clone());

@@ -33,6 +33,10 @@ impl VerbsFabric {
         if connection.is_calling() {
             self.callers -= 1;
         }
+        if connection.lanes.iter().all(|lane| lane.number().is_none()) {
+            // Without pairs there is nothing to wait for.
+            connection.receives_returned = [true; 2];
+        }
         connection.phase = Phase::Draining;
         self.polls_until_control = 0;
         connection.reason = format!("{reason} (peer {})", connection.address);
