@@ -434,7 +434,11 @@ fn silent_and_foreign_callers_are_dropped() {
     let peer = two.a.connect(&address.to_string()).expect("an address");
     let start = Instant::now();
     two.until("a peer is let in", |two| two.seen_a.contains(&Event::Connected { peer }));
-    assert!(start.elapsed() < Duration::from_millis(1500), "before their time is over: {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_millis(1500),
+        "before their time is over: {:?}",
+        start.elapsed()
+    );
     two.a.disconnect(peer);
     two.until("every caller is dropped", |two| {
         two.b.metrics().handshakes_failed == 7 && two.b.connection_count() == 1
