@@ -105,7 +105,7 @@ enum Bench {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
-    /// Random transfers between processes, with cancellations, short deadlines and killed peers; every byte is compared.
+    /// Random hand-offs between processes, with cancellations, short deadlines and killed peers; every byte is compared.
     TransferSoak {
         /// How long.
         #[arg(long, default_value_t = 1800)]
@@ -129,6 +129,9 @@ enum Bench {
         /// Its socket.
         #[arg(long)]
         socket: PathBuf,
+        /// Its heads: the first, and how many.
+        #[arg(long, value_parser = transfer_soak::parse_heads)]
+        heads: dataplane_transfer::HeadRange,
     },
     /// All of them.
     All,
@@ -161,7 +164,9 @@ pub fn run(args: BenchArgs) -> anyhow::Result<()> {
             let life = std::time::Duration::from_secs_f64(life.clamp(0.1, 3600.0));
             transfer_soak::run(if smoke { 5 } else { seconds }, seed, &peers, life)
         }
-        Bench::TransferNode { transports, socket } => transfer_soak::run_node(&transports, &socket),
+        Bench::TransferNode { transports, socket, heads } => {
+            transfer_soak::run_node(&transports, &socket, heads)
+        }
         Bench::Gpu(args) => gpu::run(smoke, &args),
         Bench::Gateway(args) => gateway::run(smoke, &args),
         Bench::All => {

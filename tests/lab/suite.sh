@@ -57,7 +57,7 @@ soak_while_a_link_flaps() {
     (for _ in 1 2 3; do sleep 5 && ip link set dummy1 down && sleep 2 && ip link set dummy1 up; done) &
     soak 24 'rdma:rxe0,rdma:rxe1' 600 | tee /run/soak
     wait
-    links_failed /run/soak 2 && sed -n '/^links/p' /run/soak && sed -n '/^moves/p' /run/soak | tail -n 1
+    links_failed /run/soak 2 && sed -n '/^links/p' /run/soak && sed -n '/^hand-offs/p' /run/soak | tail -n 1
 }
 
 packets_sent() { # the rail's device
@@ -80,7 +80,7 @@ soak_while_a_rail_is_torn_out() {
     wait
     ip link add dummy1 type dummy
     rail 1 dummy1 10.77.1.1/24
-    links_failed /run/soak 1 && sed -n '/^links/p' /run/soak && sed -n '/^moves/p' /run/soak | tail -n 1
+    links_failed /run/soak 1 && sed -n '/^links/p' /run/soak && sed -n '/^hand-offs/p' /run/soak | tail -n 1
 }
 
 # Prefill and decode workers whose only transport is RDMA give the same tokens and log-probabilities as one worker that

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,19 +13,21 @@ use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use dataplane_transfer::{
-    Bond, BondConfig, BondCounters, Command, Limits, Notice, PieceLayout, Rail, TransferCounters,
+    Bond, BondConfig, BondCounters, Command, HeadRange, Limits, Notice, PieceLayout, Rail, TransferCounters,
     TransferNode, TransferService,
 };
 use dataplane_verbs::{Device, Library, VerbsConfig, VerbsFabric};
 
 pub(crate) const LAYERS: u16 = 8;
 pub(crate) const SLOT_BYTES: usize = 64 << 10;
-pub(crate) const LAYOUT: PieceLayout = PieceLayout::whole(LAYERS, SLOT_BYTES as u32 / LAYERS as u32, 1);
+/// All heads of the model.
+pub(crate) const HEADS: HeadRange = HeadRange { first: 0, count: 4 };
+/// Of the worker's blocks.
+pub(crate) const LAYOUT: PieceLayout =
+    PieceLayout { layers: LAYERS, rows: 16, heads: HEADS, head_bytes: 128, fingerprint: 1 };
 const SLOTS: u32 = 256;
 /// Environment variable with the secret of a run.
 pub(crate) const SECRET: &str = "KVASIR_SOAK_SECRET";
-/// Slots that a peer lends out.
-const LENT: usize = 64;
 
 pub(crate) struct Node {
     pub(crate) pool: Arc<SlotPool>,
@@ -38,11 +41,13 @@ impl Node {
     pub(crate) fn new(
         transports: &str,
         socket: &Path,
+        heads: HeadRange,
         seed: u64,
         key: &SharedKey,
         notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self> {
-        let layout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: SLOTS };
+        let pieces = PieceLayout { heads, ..LAYOUT };
+        let layout = SlabLayout { slot_bytes: pieces.slot_bytes(), slot_count: SLOTS };
         let pool = SlotPool::new(Arc::new(Slab::create("soak", layout, PageSize::Standard)?));
         let mut rails: Vec<Rail<Box<dyn Fabric + Send>>> = Vec::new();
         let mut address = Vec::new();
@@ -88,18 +93,32 @@ impl Node {
         let bond = Bond::new(rails, config, Box::new(std::time::Instant::now));
         let links = Arc::clone(bond.counters());
         let counters = Arc::new(TransferCounters::default());
-        let limits = Limits { seed, slice_bytes: 16 << 10, ..Limits::default() };
-        let node = TransferNode::new(bond, LAYOUT, limits, Arc::clone(&counters));
+        let limits = Limits { seed, ..Limits::default() };
+        let node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
         let service = TransferService::start(node, notify)?;
         Ok(Self { pool, service, counters, links, address: address.join(",") })
     }
 }
 
-/// What a block of a hand-off holds.
-pub(crate) fn fill_block(slot: &SlotRef, seed: u64, block: usize) {
-    slot.slab().write(slot.slot(), 0, &block_bytes(seed, block));
+/// Where these heads lie in a block of all heads: one range for each row of each layer.
+pub(crate) fn ranges_of(heads: HeadRange) -> impl Iterator<Item = Range<usize>> {
+    let head_bytes = LAYOUT.head_bytes as usize;
+    let row_bytes = usize::from(HEADS.count) * head_bytes;
+    let (first, len) = (usize::from(heads.first) * head_bytes, usize::from(heads.count) * head_bytes);
+    (0..usize::from(LAYERS) * LAYOUT.rows as usize).map(move |row| {
+        let start = row * row_bytes + first;
+        start..start + len
+    })
 }
 
+/// Writes these heads of a block to a slot that holds no others.
+pub(crate) fn fill_block(slot: &SlotRef, heads: HeadRange, seed: u64, block: usize) {
+    let whole = block_bytes(seed, block);
+    let bytes: Vec<u8> = ranges_of(heads).flat_map(|range| whole[range].to_vec()).collect();
+    slot.slab().write(slot.slot(), 0, &bytes);
+}
+
+/// What a block of a hand-off holds, all heads.
 pub(crate) fn block_bytes(seed: u64, block: usize) -> Vec<u8> {
     pattern(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ block as u64, SLOT_BYTES)
 }
@@ -118,15 +137,12 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The peer process: lends slots, and pushes blocks when told to, until its input ends or it is killed.
-pub(crate) fn run(transports: &str, socket: &Path) -> Result<()> {
+/// The peer process: pushes blocks when told to, layer by layer and in pieces of a prompt, until its input ends or it is killed.
+pub(crate) fn run(transports: &str, socket: &Path, heads: HeadRange) -> Result<()> {
     let secret = std::env::var(SECRET).with_context(|| format!("{SECRET} is not set"))?;
     let key = SharedKey::from_secret(secret.as_bytes())?;
-    let node = Node::new(transports, socket, u64::from(std::process::id()), &key, |_| ())?;
-    let lent: Vec<SlotRef> = (0..LENT).filter_map(|_| node.pool.acquire()).collect();
-    let names: Vec<String> =
-        lent.iter().map(|slot| format!("{}:{}", slot.slot(), slot.generation())).collect();
-    println!("{} {}", node.address, names.join(","));
+    let node = Node::new(transports, socket, heads, u64::from(std::process::id()), &key, |_| ())?;
+    println!("{}", node.address);
     std::io::stdout().flush()?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
@@ -138,14 +154,19 @@ pub(crate) fn run(transports: &str, socket: &Path) -> Result<()> {
         };
         let slots: Vec<SlotRef> = (0..blocks).map_while(|_| node.pool.acquire()).collect();
         for (block, slot) in slots.iter().enumerate() {
-            fill_block(slot, seed, block);
+            fill_block(slot, heads, seed, block);
         }
         let content = content_of(transfer);
-        for layer in 0..LAYERS {
-            let (slots, layers) = (slots.clone(), layer..layer + 1);
-            // Too many commands: this hand-off stays incomplete, which the other side must bear.
-            let _full =
-                node.service.submit(Command::Push { transfer, content, first_block: 0, slots, layers });
+        // A prompt is computed in up to three pieces, each layer by layer.
+        let piece = slots.len().div_ceil(1 + (seed % 3) as usize).max(1);
+        for (number, piece_slots) in slots.chunks(piece).enumerate() {
+            let first_block = (number * piece) as u32;
+            for layer in 0..LAYERS {
+                let (slots, layers) = (piece_slots.to_vec(), layer..layer + 1);
+                // Too many commands: this hand-off stays incomplete, which the other side must bear.
+                let _full =
+                    node.service.submit(Command::Push { transfer, content, first_block, slots, layers });
+            }
         }
         let _full = node.service.submit(Command::PushEnd { transfer });
     }

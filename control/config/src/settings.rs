@@ -614,14 +614,6 @@ section! {
         same_user_only: bool = true;
         /// With several rails to a peer, requests are cut into slices of at most so many bytes.
         rail_slice: Bytes = Bytes(256 << 10), in Bytes(4 << 10) => Bytes(64 << 20);
-        /// Moves outside of a hand-off (tiers, replication) are posted in slices of at most so many bytes, so that nothing
-        /// urgent waits long behind one. Nothing in this version starts such moves but the benchmarks; the two windows
-        /// below are theirs as well.
-        slice: Bytes = Bytes(1 << 20), in Bytes(4 << 10) => Bytes(64 << 20);
-        /// Bytes of urgent moves in flight to one peer.
-        urgent_window: Bytes = Bytes(64 << 20), in Bytes(64 << 10) => Bytes(4 << 30);
-        /// Bytes of background moves in flight to one peer, while nothing urgent is.
-        background_window: Bytes = Bytes(8 << 20), in Bytes(64 << 10) => Bytes(4 << 30);
         /// The longest wait before a peer that could not be reached is tried again.
         reconnect_max: Duration = Duration::from_secs(2), in Duration::from_millis(20) => Duration::from_secs(60);
     }

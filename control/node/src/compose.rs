@@ -145,9 +145,6 @@ pub(crate) fn limits(settings: &Settings) -> Limits {
     Limits {
         transfers_max: settings.transfer.transfers_max as usize,
         lease: settings.transfer.lease,
-        slice_bytes: settings.transfer.slice.0 as u32,
-        urgent_window_bytes: settings.transfer.urgent_window.0,
-        background_window_bytes: settings.transfer.background_window.0,
         reconnect_max: settings.transfer.reconnect_max,
         seed: u64::from(std::process::id()),
         ..Limits::default()

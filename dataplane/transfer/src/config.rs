@@ -11,16 +11,8 @@ pub struct Limits {
     pub poll_budget: usize,
     /// Bytes per poll that the processor checksums for sending, and the same again for verification; a round may exceed it by one
     /// chunk of 8 KiB. Posting a write of a hand-off counts 2 KiB, naming a slot to a sender 32 bytes, against a third budget of
-    /// this size. At least 1: 0 is taken as 1. Moves are not counted.
+    /// this size. At least 1: 0 is taken as 1.
     pub round_bytes: usize,
-    /// Batches of moves under way or waiting, over all peers.
-    pub moves_max: usize,
-    /// Bytes of urgent moves that may be in flight to one peer.
-    pub urgent_window_bytes: u64,
-    /// Bytes of background moves that may be in flight to one peer while nothing urgent is.
-    pub background_window_bytes: u64,
-    /// A move is posted in pieces of at most so many bytes, so that nothing urgent waits long behind one.
-    pub slice_bytes: u32,
     /// After a connection could not be made, the next try waits so long, doubled with each failure up to
     /// [`Limits::reconnect_max`] and shortened by up to a half at random.
     pub reconnect_first: Duration,
@@ -37,10 +29,6 @@ impl Default for Limits {
             lease: Duration::from_secs(30),
             poll_budget: 256,
             round_bytes: 192 << 10,
-            moves_max: 1024,
-            urgent_window_bytes: 64 << 20,
-            background_window_bytes: 8 << 20,
-            slice_bytes: 1 << 20,
             reconnect_first: Duration::from_millis(20),
             reconnect_max: Duration::from_secs(2),
             seed: 1,

@@ -49,7 +49,6 @@ pub(crate) struct Inbound {
     pub(crate) slots: Vec<SlotRef>,
     /// Per block: that the sender may write it. Empty until it is told of the slots.
     grants: Vec<Option<SlotGrant>>,
-    pub(crate) deadline: Instant,
     /// When it was expected.
     pub(crate) since: Instant,
     /// When its sender was told of the slots; taken when the first part is whole.
@@ -88,8 +87,8 @@ pub(crate) struct Landing {
     pub(crate) failures: u64,
     /// Sums that the device has to take before more is known.
     pub(crate) wanted: Vec<Wanted>,
-    /// There is something for [`Inbound::verify`].
-    pub(crate) is_verifiable: bool,
+    /// There is something for [`Inbound::verify`], and there was nothing before.
+    pub(crate) starts_verifying: bool,
 }
 
 /// Announcements and immediates that may wait for their other half.
@@ -103,7 +102,7 @@ impl Inbound {
         first_block: u32,
         slots: Vec<SlotRef>,
         layers: u16,
-        (since, deadline): (Instant, Instant),
+        since: Instant,
     ) -> Self {
         let (layers_verified, layers_started) = (vec![0; slots.len()], vec![0; slots.len()]);
         Self {
@@ -113,7 +112,6 @@ impl Inbound {
             first_block,
             slots,
             grants: Vec::new(),
-            deadline,
             since,
             told: None,
             corrupted: false,
@@ -219,7 +217,7 @@ impl Inbound {
         let Some(terms) = self.terms else { return landing };
         let Some(number) = self.number else {
             self.verifying.push_back(PartToVerify { announcement, since: now, blocks_done: 0 });
-            landing.is_verifiable = true;
+            landing.starts_verifying = self.verifying.len() == 1;
             return landing;
         };
         let Announcement { first_layer, layers, first_block, sums } = announcement;
@@ -362,7 +360,7 @@ mod tests {
         let pool = pool("inbound");
         let slots = (0..blocks).map(|_| pool.acquire().expect("a slot")).collect();
         let now = Instant::now();
-        let mut inbound = Inbound::new(PeerId(1), 0, [0; 16], 0, slots, LAYOUT.layers, (now, now));
+        let mut inbound = Inbound::new(PeerId(1), 0, [0; 16], 0, slots, LAYOUT.layers, now);
         let cut = Cut::between(&LAYOUT, &LAYOUT).expect("equal layouts");
         inbound.reserve(Terms { cut, checksum: Checksum::Xxh3 }, now);
         inbound
@@ -376,7 +374,7 @@ mod tests {
             let announced = inbound.announce(1, sequence, (0, 1), 0, wrong.clone(), now).expect("it fits");
             let landed = inbound.landed(1, sequence, now);
             // Two parts of one layer each are all that four blocks of two layers can be.
-            assert_eq!((announced.failures > 0, landed.is_verifiable), (sequence >= 2, sequence < 2));
+            assert_eq!((announced.failures > 0, landed.starts_verifying), (sequence >= 2, sequence == 0));
         }
         assert_eq!(inbound.verifying.len(), 2);
         assert!(
@@ -393,12 +391,12 @@ mod tests {
         let (mut inbound, now) = (inbound(3), Instant::now());
         let good = xxhash_rust::xxh3::xxh3_64(&[0; 512]);
         let landing = inbound.landed(1, 9, now);
-        assert!(!landing.is_verifiable);
+        assert!(!landing.starts_verifying);
         assert!(
             inbound
                 .announce(1, 9, (0, 2), 0, vec![good, good, good + 1], now)
                 .expect("it fits")
-                .is_verifiable
+                .starts_verifying
         );
         let steps: Vec<(u64, usize)> =
             (0..4).map(|_| (inbound.verify(&mut Budget::new(1), |_| ()), inbound.verified_blocks)).collect();

@@ -15,15 +15,12 @@
 //!    │ ◀── CancelAck ────────────── │   after it, no write of this transfer is under way
 //! ```
 //!
-//! Beside the hand-off there are plain moves ([`Batch`]): one-sided writes and reads whose slots the caller names.
-//!
 //! Blocks in a device's memory stay there where the fabric reaches them and the device sums them
 //! ([`TransferNode::with_checksummer`]); others go through staging slots in host memory ([`Staging`]).
 //!
 //! Invariants: a slot that a peer was told of is reused only after `Finished`, `CancelAck` or the end of the
 //! connection; a block counts as arrived only when every byte of it was verified; every table and queue is bounded
-//! ([`Limits`]); the writes, checksums and verification of hand-offs in one round are bounded ([`Limits::round_bytes`]), moves by
-//! their windows; time arrives as an argument ([`TransferNode`]), and [`TransferService`] is the thread that supplies it.
+//! ([`Limits`]); the writes, checksums and verification of one round are bounded ([`Limits::round_bytes`]); time arrives as an argument ([`TransferNode`]), and [`TransferService`] is the thread that supplies it.
 
 #![forbid(unsafe_code)]
 
@@ -32,10 +29,8 @@ mod budget;
 mod checksum;
 mod config;
 mod direct;
-pub mod flight;
 mod inbound;
 mod metrics;
-mod moves;
 mod node;
 mod outbound;
 mod pieces;
@@ -44,15 +39,14 @@ mod shard;
 mod stages;
 mod staging;
 mod terms;
+mod timers;
 mod wire;
 
 pub use bond::{Bond, BondConfig, BondCounters, Rail};
 pub use config::Limits;
-pub use flight::{MoveOutcome, Ticket};
 pub use metrics::TransferCounters;
-pub use moves::{Batch, Direction, Piece};
 pub use node::{Command, Notice, Outcome, TransferId, TransferNode};
-pub use service::{MoveHandle, ServiceError, TransferService};
+pub use service::{ServiceError, TransferService};
 pub use shard::{Cut, HeadRange, PieceLayout, senders_of};
 pub use stages::{BOUNDS, Stage, StageSnapshot, StageTimes};
 pub use staging::{Staging, StagingLimits};

@@ -2,59 +2,44 @@
 //!
 //! Driven by one thread, with time as an argument. No hidden clock, so a simulation with a seeded fabric
 //! replays exactly. The three sides of it are [`receiving`], [`sending`] and [`peers`]; [`messages`] says what messages
-//! mean, [`direct`] what a device's checksums mean; batches without a protocol are [`crate::moves`].
+//! mean, [`direct`] what a device's checksums mean.
 
 mod command;
 mod direct;
 mod messages;
 mod peers;
+mod quarantine;
 mod receiving;
 mod sending;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::{Completion, Event, Fabric, PeerId};
-use dataplane_memory::{DeviceError, Lease, LeaseTable, SlotGrant, SlotRef};
+use dataplane_memory::{DeviceError, Lease, LeaseTable};
 
 use crate::budget::Budget;
 use crate::config::Limits;
 use crate::direct::{Purpose, Summing, Wanted};
-use crate::flight::{FlightTable, MoveOutcome, Ticket};
 use crate::inbound::Inbound;
 use crate::metrics::TransferCounters;
-use crate::moves::Mover;
 use crate::outbound::{Outbound, Pushed};
 use crate::shard::{Cut, PieceLayout};
 use crate::stages::Stage;
+use crate::timers::{Cancelled, Timer, TimerQueue};
 use crate::wire::Message;
 pub use command::{Command, Notice, Outcome, TransferId};
 pub(crate) use direct::Returned;
 use direct::is_on_device;
 use peers::{Backoff, Peer};
+use quarantine::Quarantine;
 
 /// A peer that does not acknowledge a cancellation for so long is disconnected.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_secs(5);
 /// A peer that connects and does not say what it holds is disconnected after so long.
 const GREET_WITHIN: Duration = Duration::from_secs(10);
-/// Far enough in the future that a peer is given up once.
-const GIVEN_UP: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// What a peer may still write, until it says that it does not.
-struct Quarantined {
-    slots: Vec<SlotRef>,
-    /// Ended when the peer has said so.
-    granted: Vec<SlotGrant>,
-    since: Instant,
-}
-
-impl Quarantined {
-    fn has_stray_writes(&self) -> bool {
-        self.slots.iter().any(SlotRef::has_stray_writes)
-    }
-}
 
 /// Transfers of one node over one fabric.
 pub struct TransferNode<F> {
@@ -62,12 +47,14 @@ pub struct TransferNode<F> {
     layout: PieceLayout,
     limits: Limits,
     counters: Arc<TransferCounters>,
-    peers: HashMap<PeerId, Peer>,
+    peers: BTreeMap<PeerId, Peer>,
+    /// Those that we have connected to, by address.
+    dialled: HashMap<String, PeerId>,
+    /// Those with messages that wait.
+    talking: BTreeSet<PeerId>,
     /// Addresses that could not be reached, and when to try again.
     backoff: HashMap<String, Backoff>,
     random: u64,
-    mover: Mover,
-    flights: Arc<FlightTable>,
     inbound: HashMap<TransferId, Inbound>,
     /// Inbound transfers whose sender has greeted and has not been told the slots.
     unreserved: VecDeque<TransferId>,
@@ -82,17 +69,14 @@ pub struct TransferNode<F> {
     turn: TransferId,
     /// The first in the next round: behind the first that has spent a budget in this one.
     next_turn: TransferId,
-    /// Whether moves come before hand-offs in this round, as in every other one.
-    moves_first: bool,
     /// Inbound transfers with something for the processor to verify, first come first.
     verifying: VecDeque<TransferId>,
     finishing: HashMap<u64, TransferId>,
     next_id: u64,
-    /// Outbound transfers that were cancelled, and until when that is remembered: their other half may still
-    /// be on its way, and must not start them anew.
-    cancelled: HashMap<TransferId, Instant>,
-    /// Slots that a peer was told of and may still write to.
-    quarantine: HashMap<(PeerId, TransferId), Quarantined>,
+    /// Outbound transfers that were cancelled.
+    cancelled: Cancelled,
+    quarantine: Quarantine,
+    timers: TimerQueue,
     /// What a device sums, when there is one that does.
     summing: Option<Summing>,
     /// Outbound transfers with sums that were not asked for, first come first: at most as many as there are transfers.
@@ -105,7 +89,6 @@ pub struct TransferNode<F> {
     now: Instant,
     /// Kept for their capacity.
     peers_scratch: Vec<PeerId>,
-    transfers_scratch: Vec<TransferId>,
     sums_ended: Vec<(Purpose, Result<u64, DeviceError>)>,
     events: Vec<Event>,
     notices: Vec<Notice>,
@@ -115,17 +98,16 @@ impl<F: Fabric> TransferNode<F> {
     /// A node without transfers.
     pub fn new(fabric: F, layout: PieceLayout, limits: Limits, counters: Arc<TransferCounters>) -> Self {
         let limits = Limits { round_bytes: limits.round_bytes.max(1), ..limits };
-        let flights = Arc::new(FlightTable::new(limits.moves_max));
         Self {
             fabric,
             layout,
             limits,
             counters,
-            peers: HashMap::new(),
+            peers: BTreeMap::new(),
+            dialled: HashMap::new(),
+            talking: BTreeSet::new(),
             backoff: HashMap::new(),
             random: limits.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-            mover: Mover::new(limits, Arc::clone(&flights)),
-            flights,
             inbound: HashMap::new(),
             unreserved: VecDeque::new(),
             tags: HashMap::new(),
@@ -134,39 +116,22 @@ impl<F: Fabric> TransferNode<F> {
             active: BTreeSet::new(),
             turn: 0,
             next_turn: 0,
-            moves_first: false,
             verifying: VecDeque::new(),
             finishing: HashMap::new(),
             next_id: 1,
-            cancelled: HashMap::new(),
-            quarantine: HashMap::new(),
+            cancelled: Cancelled::new(limits.transfers_max, limits.lease),
+            quarantine: Quarantine::default(),
+            timers: TimerQueue::default(),
             summing: None,
             unasked: VecDeque::new(),
             landed: Vec::new(),
             returned: Vec::new(),
             now: Instant::now(),
             peers_scratch: Vec::new(),
-            transfers_scratch: Vec::new(),
             sums_ended: Vec::new(),
             events: Vec::with_capacity(limits.poll_budget),
             notices: Vec::new(),
         }
-    }
-
-    /// Opens a ticket for a [`Command::Move`], or `None` when as many as allowed are under way.
-    #[must_use]
-    pub fn open_move(&self) -> Option<Ticket> {
-        self.flights.open()
-    }
-
-    /// Asks a batch to stop; [`Notice::Moved`] follows when nothing of it is in flight.
-    pub fn cancel_move(&self, ticket: Ticket) {
-        self.flights.cancel(ticket);
-    }
-
-    /// The ticket's owner will not look again: it may be given out anew once the batch is over.
-    pub fn close_move(&self, ticket: Ticket) {
-        self.flights.abandon(ticket);
     }
 
     pub(crate) fn counters(&self) -> &TransferCounters {
@@ -182,10 +147,6 @@ impl<F: Fabric> TransferNode<F> {
         self.inbound.get(&transfer)?.view()
     }
 
-    pub(crate) fn flights(&self) -> &Arc<FlightTable> {
-        &self.flights
-    }
-
     /// The fabric, to wait on its descriptors.
     pub fn fabric(&self) -> &F {
         &self.fabric
@@ -199,13 +160,11 @@ impl<F: Fabric> TransferNode<F> {
     /// When something happens by itself next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let inbound = self.inbound.values().map(|inbound| inbound.deadline).min();
-        let forget = self.cancelled.values().copied().min();
-        let unanswered = self.quarantine.values().map(|held| held.since + ACKNOWLEDGE_WITHIN).min();
-        let greetings = self.peers.values().filter_map(Peer::greeting_deadline).min();
-        let moves = self.mover.next_deadline();
-        let (fabric, leases) = (self.fabric.next_deadline(), self.outbound.next_expiry());
-        [inbound, forget, unanswered, greetings, moves, fabric, leases].into_iter().flatten().min()
+        // What was cancelled is forgotten in some later round: nobody waits for that.
+        [self.timers.next(), self.outbound.next_expiry(), self.fabric.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Whether something waits for room in a queue: nobody rings when there is room again.
@@ -214,10 +173,9 @@ impl<F: Fabric> TransferNode<F> {
         !self.active.is_empty()
             || !self.verifying.is_empty()
             || !self.unreserved.is_empty()
-            || self.mover.has_backlog()
             || !self.unasked.is_empty()
             || self.summing.as_ref().is_some_and(Summing::has_waiting)
-            || self.peers.values().any(|peer| peer.connected && !peer.outbox.is_empty())
+            || self.talking.iter().any(|peer| self.peers.get(peer).is_some_and(|peer| peer.connected))
     }
 
     /// Whether nothing is held, expected or quarantined: what a leak check asserts.
@@ -227,7 +185,6 @@ impl<F: Fabric> TransferNode<F> {
             && self.outbound.is_empty()
             && self.quarantine.is_empty()
             && self.summing.as_ref().is_none_or(Summing::is_idle)
-            && self.mover.is_idle()
     }
 
     /// Carries out one command.
@@ -245,8 +202,8 @@ impl<F: Fabric> TransferNode<F> {
                     self.add_push(transfer, content, Pushed { first_block, slots, layers });
                 }
                 // What is being computed is alive: the lease starts anew.
-                if let Some(lease) = self.outbound.get_mut(transfer) {
-                    lease.expires_at = now + self.limits.lease;
+                if self.outbound.get(transfer).is_some() {
+                    self.outbound.renew(transfer, now + self.limits.lease);
                     self.active.insert(transfer);
                 }
             }
@@ -255,10 +212,6 @@ impl<F: Fabric> TransferNode<F> {
                     outbound.ended = true;
                     self.active.insert(transfer);
                 }
-            }
-            Command::Move { ticket, batch } => {
-                let peer = self.peer_at(&batch.address).map_err(|unreachable| unreachable.as_outcome());
-                self.mover.start(ticket, batch, peer);
             }
             Command::Decline { transfer, address } => {
                 if let Ok(peer) = self.peer_at(&address) {
@@ -307,15 +260,6 @@ impl<F: Fabric> TransferNode<F> {
                 }
                 is_refused
             }
-            Command::Move { ticket, batch } if !self.fabric.reaches_device_memory() => {
-                let is_refused = batch.pieces.iter().any(|piece| is_on_device(&piece.local.slot));
-                if is_refused {
-                    let (ticket, outcome) = (*ticket, MoveOutcome::Refused);
-                    self.flights.end(ticket, outcome);
-                    self.notices.push(Notice::Moved { ticket, outcome });
-                }
-                is_refused
-            }
             _ => false,
         }
     }
@@ -326,7 +270,6 @@ impl<F: Fabric> TransferNode<F> {
         self.now = now;
         self.stop_returned();
         let summed = self.reap_sums();
-        self.moves_first = !self.moves_first;
         self.turn = self.next_turn;
         let mut posts = Budget::new(self.limits.round_bytes);
         self.post(&mut posts);
@@ -346,8 +289,6 @@ impl<F: Fabric> TransferNode<F> {
         self.announce(&mut sums);
         self.verify(&mut verifications);
         self.fabric.flush();
-        let moved = self.mover.drain_ended();
-        self.notices.extend(moved.map(|(ticket, outcome)| Notice::Moved { ticket, outcome }));
         self.publish_levels();
         notices.append(&mut self.notices);
         let spent = [posts, sums, verifications].iter().filter(|budget| budget.spent() > 0).count();
@@ -362,9 +303,6 @@ impl<F: Fabric> TransferNode<F> {
             Event::Immediate { peer, value } => self.landed(peer, value),
             Event::Message { peer, message } => self.take_message(peer, &message, now),
             Event::Completed { id, completion } => {
-                if self.mover.completed(id, completion, now) {
-                    return;
-                }
                 if let Some(transfer) = self.finishing.remove(&id) {
                     let is_whole = |lease: &Lease<_, Outbound>| !lease.held.is_abandoned;
                     let is_whole = self.outbound.get(transfer).is_some_and(is_whole);
@@ -379,38 +317,38 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
+    /// Carries out what is due. Takes as long as that is much, however much there is that is not due.
     fn expire(&mut self, now: Instant) {
-        let late = self.inbound_where(|inbound| inbound.deadline <= now);
-        late.into_iter().for_each(|transfer| self.end_inbound(transfer, Outcome::Deadline, false));
-        for (transfer, lease) in sorted(self.outbound.expire(now)) {
+        while let Some(timer) = self.timers.take_due(now) {
+            match timer {
+                Timer::Arrival(transfer) => self.end_inbound(transfer, Outcome::Deadline, false),
+                Timer::Acknowledgement(peer, _) | Timer::Greeting(peer) => self.give_up(peer),
+            }
+        }
+        for (transfer, lease) in self.outbound.expire(now) {
             TransferCounters::add(&self.counters.leases_expired, 1);
             if let Some(peer) = lease.owner {
                 self.send(peer, Message::Finished { transfer });
             }
-            self.remember_cancelled(transfer, now);
-            self.active.remove(&transfer);
-            self.forget_sums(lease.held.number);
-            self.notices.push(Notice::Pushed { transfer, complete: false });
+            self.outbound_ended(transfer, lease);
         }
-        self.cancelled.retain(|_, until| *until > now);
-        // Of peers that are gone those slots are left into which another's write is under way.
-        let peers = &self.peers;
-        self.quarantine.retain(|(owner, _), held| peers.contains_key(owner) || held.has_stray_writes());
-        let mute: BTreeSet<PeerId> = self
-            .quarantine
-            .iter()
-            .filter(|(_, held)| held.since + ACKNOWLEDGE_WITHIN <= now)
-            .map(|((peer, _), _)| *peer)
-            .collect();
-        let stuck = self.mover.expire(now);
-        let silent: Vec<PeerId> = self
-            .peers
-            .iter()
-            .filter(|(_, peer)| peer.greeting_deadline().is_some_and(|deadline| deadline <= now))
-            .map(|(&id, _)| id)
-            .collect();
-        for peer in mute.into_iter().chain(stuck).chain(silent) {
-            self.give_up(peer);
+        self.cancelled.expire(now);
+        self.quarantine.free_strays();
+    }
+
+    /// An outbound transfer was taken out of the table before its end.
+    fn outbound_ended(&mut self, transfer: TransferId, lease: Lease<Option<PeerId>, Outbound>) {
+        self.cancelled.insert(transfer, self.now);
+        self.forget_outbound(transfer, &lease);
+        self.notices.push(Notice::Pushed { transfer, complete: false });
+    }
+
+    /// An outbound transfer was taken out of the table.
+    fn forget_outbound(&mut self, transfer: TransferId, lease: &Lease<Option<PeerId>, Outbound>) {
+        self.active.remove(&transfer);
+        self.forget_sums(lease.held.number);
+        if let Some(peer) = lease.owner.and_then(|peer| self.peers.get_mut(&peer)) {
+            peer.blocks_reserved -= lease.held.blocks_reserved();
         }
     }
 
@@ -421,15 +359,8 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     fn publish_levels(&self) {
-        let quarantined = self.quarantine.values().map(|held| held.slots.len()).sum::<usize>() as u64;
-        self.counters.quarantined_slots.store(quarantined, Ordering::Relaxed);
-        let open = (self.inbound.len() + self.outbound.len() + self.mover.len()) as u64;
+        self.counters.quarantined_slots.store(self.quarantine.slots() as u64, Ordering::Relaxed);
+        let open = (self.inbound.len() + self.outbound.len()) as u64;
         self.counters.transfers_open.store(open, Ordering::Relaxed);
     }
-}
-
-/// Leases in an order that does not depend on chance.
-fn sorted<T>(mut leases: Vec<(TransferId, T)>) -> Vec<(TransferId, T)> {
-    leases.sort_unstable_by_key(|&(transfer, _)| transfer);
-    leases
 }

@@ -131,6 +131,8 @@ pub(crate) struct Outbound {
     /// Tells the device's sums of its slots from others, once there are any.
     pub(crate) number: Option<u64>,
     next_part: u64,
+    /// The node remembers that it has sums to ask for.
+    pub(crate) is_unasked: bool,
     /// The sums of parts before this one are asked for.
     next_asked: u64,
     /// Whether a part was announced with the device's sums.

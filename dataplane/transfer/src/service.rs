@@ -14,8 +14,6 @@ use dataplane_fabric::{Fabric, Sleeper};
 use dataplane_memory::{Copier, HostCopier};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use crate::flight::{FlightTable, MoveOutcome, Ticket};
-use crate::moves::Batch;
 use crate::node::{Command, Notice, TransferNode};
 use crate::staging::Staging;
 
@@ -77,8 +75,6 @@ struct Mailbox {
     /// Set when the fabric has a faster sleep than on descriptors.
     sleeper: Option<Arc<dyn Sleeper>>,
     sleeping: AtomicBool,
-    /// Somebody wants a look at the flight table.
-    poked: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -95,45 +91,9 @@ impl Mailbox {
     }
 }
 
-/// A batch under way. Dropping the handle does not stop it.
-pub struct MoveHandle {
-    flights: Arc<FlightTable>,
-    mailbox: Arc<Mailbox>,
-    ticket: Ticket,
-}
-
-impl MoveHandle {
-    /// How it ended, or `None` while it goes on. Who sees [`MoveOutcome::Done`] also sees the bytes.
-    #[must_use]
-    pub fn outcome(&self) -> Option<MoveOutcome> {
-        self.flights.outcome(self.ticket)
-    }
-
-    /// Its name, as in [`Notice::Moved`].
-    #[must_use]
-    pub fn ticket(&self) -> Ticket {
-        self.ticket
-    }
-
-    /// Asks it to stop. It is over when [`MoveHandle::outcome`] says so: until then its slots are in use.
-    pub fn cancel(&self) {
-        self.flights.cancel(self.ticket);
-        // Before the fence in `ring`: the thread looks at it between its own fence and its sleep.
-        self.mailbox.poked.store(true, Ordering::Release);
-        self.mailbox.ring();
-    }
-}
-
-impl Drop for MoveHandle {
-    fn drop(&mut self) {
-        self.flights.abandon(self.ticket);
-    }
-}
-
 /// Handle to the thread. Dropping it stops the thread and closes its connections.
 pub struct TransferService {
     mailbox: Arc<Mailbox>,
-    flights: Arc<FlightTable>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -167,16 +127,14 @@ impl TransferService {
             bell,
             sleeper: driven.node.fabric().sleeper(),
             sleeping: AtomicBool::new(false),
-            poked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         });
         let inbox = Arc::clone(&mailbox);
-        let flights = Arc::clone(driven.node.flights());
         let thread = std::thread::Builder::new()
             .name("kvasir-transfer".to_owned())
             .spawn(move || run(&mut driven, &inbox, &mut notify))
             .map_err(ServiceError::Thread)?;
-        Ok(Self { mailbox, flights, thread: Some(thread) })
+        Ok(Self { mailbox, thread: Some(thread) })
     }
 
     /// Whether the thread has ended, which it does by a panic only.
@@ -190,32 +148,6 @@ impl TransferService {
         self.mailbox.commands.push(command)?;
         self.mailbox.ring();
         Ok(())
-    }
-
-    /// Starts a batch; it comes back when as many as allowed are under way. Any thread may call this. The outcome
-    /// is asked of the handle, of many handles in turn (nothing is locked), or comes as [`Notice::Moved`].
-    pub fn start_move(&self, batch: Batch) -> Result<MoveHandle, Batch> {
-        let Some(ticket) = self.flights.open() else { return Err(batch) };
-        match self.submit(Command::Move { ticket, batch }) {
-            Ok(()) => {
-                let (flights, mailbox) = (Arc::clone(&self.flights), Arc::clone(&self.mailbox));
-                Ok(MoveHandle { flights, mailbox, ticket })
-            }
-            Err(command) => {
-                self.flights.end(ticket, MoveOutcome::Refused);
-                self.flights.abandon(ticket);
-                match command {
-                    Command::Move { batch, .. } => Err(batch),
-                    _ => unreachable!("the command that was just made"),
-                }
-            }
-        }
-    }
-
-    /// Batches under way, or over and still looked at through a handle.
-    #[must_use]
-    pub fn open_moves(&self) -> usize {
-        self.flights.open_count()
     }
 }
 
@@ -256,12 +188,6 @@ fn run<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox, notif
             std::thread::yield_now();
         }
     }
-    // Batches that nobody will start any more.
-    while let Some(command) = mailbox.commands.pop() {
-        if let Command::Move { ticket, .. } = command {
-            driven.node.flights().end(ticket, MoveOutcome::PeerDown);
-        }
-    }
 }
 
 /// Sleeps until there is something to do. The order of the steps is that of `Ring::prepare_sleep`: announce,
@@ -269,10 +195,7 @@ fn run<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox, notif
 fn sleep<F: Fabric, C: Copier>(driven: &mut Driven<F, C>, mailbox: &Mailbox) {
     mailbox.sleeping.store(true, Ordering::Relaxed);
     fence(Ordering::SeqCst);
-    // Acquire: pairs with the release in `cancel`.
-    let idle = mailbox.commands.is_empty()
-        && !mailbox.poked.swap(false, Ordering::Acquire)
-        && !mailbox.stop.load(Ordering::Relaxed);
+    let idle = mailbox.commands.is_empty() && !mailbox.stop.load(Ordering::Relaxed);
     if idle && driven.node.fabric_mut().prepare_wait() {
         // The other end of a full queue does not ring: look again soon.
         let retry = driven.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);

@@ -301,7 +301,6 @@ impl<C: Copier> Staging<C> {
                 }
                 None => Some(Notice::Pushed { transfer, complete }),
             },
-            Notice::Moved { .. } => Some(notice),
         }
     }
 

@@ -185,3 +185,40 @@ fn a_round_posts_no_more_than_its_budget() {
         "{most} bytes in a round"
     );
 }
+
+/// Transfers that wait for their other half, on both sides, and others that were cancelled: a round does not look at them.
+#[test]
+fn what_waits_does_not_lengthen_a_round() {
+    const WAITING: u64 = 4000;
+    let mut world = World::new(Faults::default(), 1);
+    world.hand_off(1, 1, 1);
+    let fastest = |world: &mut World| {
+        let rounds = (0..400).map(|_| {
+            let start = Instant::now();
+            world.step();
+            start.elapsed()
+        });
+        rounds.min().expect("rounds")
+    };
+    let before = fastest(&mut world);
+    assert_eq!(world.arrived(), [1]);
+    let (content, address, now) = ([0; 16], "0".to_owned(), world.now);
+    let deadline = now + Duration::from_secs(3600);
+    for transfer in 2..2 + WAITING {
+        let (slots, address) = (Vec::new(), address.clone());
+        let expect = Command::Expect { transfer, address, content, first_block: 0, slots, deadline };
+        world.receiver.node.handle(expect, now);
+        let push = Command::Push { transfer, content, first_block: 0, slots: Vec::new(), layers: 0..2 };
+        world.sender.node.handle(push, now);
+        world.sender.node.handle(Command::Cancel { transfer: transfer + WAITING }, now);
+    }
+    (0..200).for_each(|_| _ = world.step());
+    let open = |side: &Side| side.counter("open");
+    assert_eq!([open(&world.sender), open(&world.receiver)], [WAITING; 2]);
+    let after = fastest(&mut world);
+    println!("a round: {before:?}, and {after:?} with {WAITING} transfers that wait");
+    assert!(
+        after < before * 8 + Duration::from_micros(20),
+        "{before:?} a round, and {after:?} with {WAITING} that wait"
+    );
+}

@@ -5,9 +5,6 @@ use std::time::Instant;
 
 use dataplane_memory::SlotRef;
 
-use crate::flight::{MoveOutcome, Ticket};
-use crate::moves::Batch;
-
 /// Names a transfer on both of its ends; drawn at random by whoever routes the request.
 pub type TransferId = u64;
 
@@ -65,13 +62,6 @@ pub enum Command {
         /// The sender.
         address: String,
     },
-    /// Move a batch of pieces; its ticket is open in the node's table.
-    Move {
-        /// Names it.
-        ticket: Ticket,
-        /// What and where to.
-        batch: Batch,
-    },
     /// Stop, on whichever side this node is.
     Cancel {
         /// The transfer.
@@ -121,12 +111,5 @@ pub enum Notice {
         transfer: TransferId,
         /// Whether the receiver has been sent everything.
         complete: bool,
-    },
-    /// A batch is over.
-    Moved {
-        /// Its name.
-        ticket: Ticket,
-        /// How it ended.
-        outcome: MoveOutcome,
     },
 }

@@ -91,8 +91,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Adds a push to a transfer that is known: to be summed by the device, or by the processor.
     pub(super) fn add_push(&mut self, transfer: TransferId, content: [u8; 16], pushed: Pushed) {
-        let Some(lease) = self.outbound.get_mut(transfer) else { return };
-        let outbound = &mut lease.held;
+        let Some(outbound) = self.outbound.held_mut(transfer) else { return };
         if outbound.is_abandoned {
             return;
         }
@@ -102,10 +101,10 @@ impl<F: Fabric> TransferNode<F> {
         outbound.push(pushed, summing.is_some(), self.now);
         if let Some(summing) = summing {
             outbound.number.get_or_insert_with(|| summing.number());
-            if self.unasked.len() >= self.limits.transfers_max {
-                self.unasked.retain(|&transfer| self.outbound.get(transfer).is_some());
-            }
-            if !self.unasked.contains(&transfer) {
+            if !std::mem::replace(&mut outbound.is_unasked, true) {
+                if self.unasked.len() >= self.limits.transfers_max {
+                    self.unasked.retain(|&transfer| self.outbound.get(transfer).is_some());
+                }
                 self.unasked.push_back(transfer);
             }
             self.ask_sums();
@@ -116,12 +115,13 @@ impl<F: Fabric> TransferNode<F> {
     fn ask_sums(&mut self) {
         let layer_bytes = self.layout.layer_bytes();
         while let (Some(&transfer), Some(summing)) = (self.unasked.front(), &mut self.summing) {
-            if let Some(lease) = self.outbound.get_mut(transfer) {
+            if let Some(outbound) = self.outbound.held_mut(transfer) {
                 let room = summing.room();
                 let want = |wanted| summing.want(wanted);
-                if !lease.held.ask_sums(transfer, layer_bytes, room, want) {
+                if !outbound.ask_sums(transfer, layer_bytes, room, want) {
                     return;
                 }
+                outbound.is_unasked = false;
             }
             self.unasked.pop_front();
         }
@@ -138,11 +138,11 @@ impl<F: Fabric> TransferNode<F> {
     /// The receiver does not have our heads: what was to be sent directly is left to staging, or is given up when
     /// nobody has taken it by the next poll.
     pub(super) fn give_back_direct(&mut self, transfer: TransferId) {
-        let Some(lease) = self.outbound.get_mut(transfer) else { return };
-        let (Some(content), true) = (lease.held.content, lease.held.has_direct()) else { return };
-        let (pushed, is_ended) = lease.held.take_back();
+        let Some(outbound) = self.outbound.held_mut(transfer) else { return };
+        let (Some(content), true) = (outbound.content, outbound.has_direct()) else { return };
+        let (pushed, is_ended) = outbound.take_back();
         // What the device still sums is not of what will be sent: neither its value nor its failure counts.
-        let number = lease.held.number.take();
+        let number = outbound.number.take();
         self.returned.push(Returned { transfer, content, pushed, is_ended });
         self.forget_sums(number);
     }
@@ -234,8 +234,8 @@ impl<F: Fabric> TransferNode<F> {
     fn summed(&mut self, purpose: Purpose, sum: u64) {
         match purpose {
             Purpose::Announce { transfer, part, block, .. } => {
-                if let Some(lease) = self.outbound.get_mut(transfer) {
-                    lease.held.summed(part, block, sum);
+                if let Some(outbound) = self.outbound.held_mut(transfer) {
+                    outbound.summed(part, block, sum);
                     self.active.insert(transfer);
                 }
             }
@@ -273,7 +273,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Nothing more of a transfer is sent, for a reason of this node's.
     fn stop_outbound(&mut self, transfer: TransferId) {
-        self.remember_cancelled(transfer, self.now);
+        self.cancelled.insert(transfer, self.now);
         self.abandon_outbound(transfer);
     }
 }

@@ -8,6 +8,7 @@ use super::{Outcome, TransferId, TransferNode};
 use crate::metrics::TransferCounters;
 use crate::outbound::Reservation;
 use crate::terms::{Breach, Greeting, Terms};
+use crate::timers::Timer;
 use crate::wire::{Message, breach_of};
 
 impl<F: Fabric> TransferNode<F> {
@@ -62,6 +63,7 @@ impl<F: Fabric> TransferNode<F> {
         if let Some(state) = self.peers.get_mut(&peer) {
             state.terms = Some(terms);
         }
+        self.timers.cancel(Timer::Greeting(peer));
         let waiting = self.inbound_where(|inbound| inbound.peer == peer && !inbound.is_reserved());
         self.unreserved.extend(waiting);
         Ok(())
@@ -86,7 +88,7 @@ impl<F: Fabric> TransferNode<F> {
             self.end_outbound(transfer, false);
         }
         if !is_anothers {
-            self.remember_cancelled(transfer, now);
+            self.cancelled.insert(transfer, now);
         }
         self.send(peer, Message::CancelAck { transfer });
     }

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use dataplane_fabric::{ConnectError, Fabric, PeerId, WorkRequest};
 
-use super::{GIVEN_UP, GREET_WITHIN, Notice, Outcome, TransferNode, sorted};
-use crate::flight::MoveOutcome;
+use super::{GREET_WITHIN, Outcome, TransferNode};
 use crate::metrics::TransferCounters;
 use crate::terms::Terms;
+use crate::timers::Timer;
 use crate::wire::Message;
 
 /// Messages that may wait for one peer before nothing more is expected from it.
@@ -24,18 +24,17 @@ pub(super) struct Peer {
     /// Where we connected to; `None` for a peer that connected to us.
     pub(super) address: Option<String>,
     pub(super) connected: bool,
-    /// When it connected.
-    pub(super) since: Instant,
     /// What was agreed with it; set by its greeting.
     pub(super) terms: Option<Terms>,
     /// Messages that wait for the connection or for room.
     pub(super) outbox: VecDeque<Message>,
+    /// Blocks that it has reserved here, over all of its transfers.
+    pub(super) blocks_reserved: usize,
 }
 
 impl Peer {
-    /// When it is disconnected unless it has greeted.
-    pub(super) fn greeting_deadline(&self) -> Option<Instant> {
-        (self.connected && self.terms.is_none()).then(|| self.since + GREET_WITHIN)
+    fn new(address: Option<String>) -> Self {
+        Self { address, connected: false, terms: None, outbox: VecDeque::new(), blocks_reserved: 0 }
     }
 }
 
@@ -56,13 +55,6 @@ pub(super) enum Unreachable {
 }
 
 impl Unreachable {
-    pub(super) fn as_outcome(self) -> MoveOutcome {
-        match self {
-            Self::Resting => MoveOutcome::PeerDown,
-            Self::Refused => MoveOutcome::Refused,
-        }
-    }
-
     pub(super) fn as_arrival(self) -> Outcome {
         match self {
             Self::Resting => Outcome::PeerDown,
@@ -74,8 +66,7 @@ impl Unreachable {
 impl<F: Fabric> TransferNode<F> {
     /// The connection to `address`, begun if there is none.
     pub(super) fn peer_at(&mut self, address: &str) -> Result<PeerId, Unreachable> {
-        let known = self.peers.iter().find(|(_, peer)| peer.address.as_deref() == Some(address));
-        if let Some((&id, _)) = known {
+        if let Some(&id) = self.dialled.get(address) {
             return Ok(id);
         }
         if self.backoff.get(address).is_some_and(|backoff| backoff.not_before > self.now) {
@@ -83,9 +74,8 @@ impl<F: Fabric> TransferNode<F> {
         }
         match self.fabric.connect(address) {
             Ok(id) => {
-                let address = Some(address.to_owned());
-                let (since, outbox) = (self.now, VecDeque::new());
-                self.peers.insert(id, Peer { address, connected: false, since, terms: None, outbox });
+                self.dialled.insert(address.to_owned(), id);
+                self.peers.insert(id, Peer::new(Some(address.to_owned())));
                 Ok(id)
             }
             Err(error) => {
@@ -102,19 +92,13 @@ impl<F: Fabric> TransferNode<F> {
 
     pub(super) fn peer_up(&mut self, peer: PeerId) {
         let greeting = self.greeting();
-        let state = self.peers.entry(peer).or_insert_with(|| Peer {
-            address: None,
-            connected: true,
-            since: self.now,
-            terms: None,
-            outbox: VecDeque::new(),
-        });
+        let state = self.peers.entry(peer).or_insert_with(|| Peer::new(None));
         state.connected = true;
-        state.since = self.now;
         state.outbox.push_front(Message::Hello(greeting));
         if let Some(address) = &state.address {
             self.backoff.remove(address);
         }
+        self.timers.set(Timer::Greeting(peer), self.now + GREET_WITHIN);
         self.pump_outbox(peer);
     }
 
@@ -153,6 +137,7 @@ impl<F: Fabric> TransferNode<F> {
             return self.give_up(peer);
         }
         state.outbox.push_back(message);
+        self.talking.insert(peer);
         self.pump_outbox(peer);
     }
 
@@ -166,38 +151,61 @@ impl<F: Fabric> TransferNode<F> {
                 state.outbox.pop_front();
             }
         }
+        self.talking.remove(&peer);
+    }
+
+    /// Sends what waits, to each peer as much as it takes.
+    pub(super) fn pump_outboxes(&mut self) {
+        let mut peers = std::mem::take(&mut self.peers_scratch);
+        peers.extend(&self.talking);
+        peers.drain(..).for_each(|peer| self.pump_outbox(peer));
+        self.peers_scratch = peers;
+    }
+
+    /// The peer is not to be found by its address any more.
+    fn forget_address(&mut self, peer: PeerId) {
+        let address = self.peers.get(&peer).and_then(|state| state.address.as_ref());
+        if let Some(address) = address.filter(|&address| self.dialled.get(address) == Some(&peer)) {
+            self.dialled.remove(address);
+        }
+    }
+
+    /// Neither its greeting nor an acknowledgement is waited for any more.
+    fn cancel_timers(&mut self, peer: PeerId) {
+        self.timers.cancel(Timer::Greeting(peer));
+        for transfer in self.quarantine.transfers_of(peer) {
+            self.timers.cancel(Timer::Acknowledgement(peer, transfer));
+        }
     }
 
     /// Disconnects a peer that does not answer, and connects anew the next time. Its slots stay in quarantine
     /// until the fabric says that it cannot write any more.
     pub(super) fn give_up(&mut self, peer: PeerId) {
         tracing::warn!(?peer, "transfer: a peer does not acknowledge; disconnecting");
+        self.forget_address(peer);
         if let Some(state) = self.peers.get_mut(&peer) {
             state.address = None;
             state.outbox.clear();
-            state.since = self.now + GIVEN_UP;
+            self.talking.remove(&peer);
         }
-        let now = self.now;
-        let own = self.quarantine.iter_mut().filter(|((owner, _), _)| *owner == peer);
-        own.for_each(|(_, held)| held.since = now + GIVEN_UP);
+        self.cancel_timers(peer);
         self.fabric.disconnect(peer);
     }
 
     pub(super) fn peer_down(&mut self, peer: PeerId, reason: &str) {
         tracing::info!(?peer, reason, "transfer: connection ended");
         TransferCounters::add(&self.counters.peers_lost, 1);
+        self.forget_address(peer);
+        self.talking.remove(&peer);
         if let Some(state) = self.peers.remove(&peer) {
             self.note_failure(state);
         }
-        self.mover.peer_down(peer, self.now);
-        self.quarantine.retain(|(owner, _), held| *owner != peer || held.has_stray_writes());
+        self.cancel_timers(peer);
+        self.quarantine.peer_down(peer);
         let lost = self.inbound_where(|inbound| inbound.peer == peer);
         lost.into_iter().for_each(|transfer| self.writes_ended(transfer, Outcome::PeerDown));
-        for (transfer, lease) in sorted(self.outbound.end_owner(&Some(peer))) {
-            self.remember_cancelled(transfer, self.now);
-            self.active.remove(&transfer);
-            self.forget_sums(lease.held.number);
-            self.notices.push(Notice::Pushed { transfer, complete: false });
+        for (transfer, lease) in self.outbound.end_owner(&Some(peer)) {
+            self.outbound_ended(transfer, lease);
         }
     }
 }

@@ -1,17 +1,20 @@
 //! The receiving half: slots are reserved, pieces announced, landed and verified.
 
+use std::time::Instant;
+
 use dataplane_fabric::{Fabric, PeerId};
 use dataplane_memory::SlotRef;
 
 use super::peers::OUTBOX_MAX;
-use super::{Notice, Outcome, Quarantined, TransferId, TransferNode};
+use super::quarantine::{Left, Quarantined};
+use super::{ACKNOWLEDGE_WITHIN, Notice, Outcome, TransferId, TransferNode};
 use crate::budget::Budget;
 use crate::config::BLOCKS_MAX;
 use crate::inbound::{Inbound, Landing};
 use crate::metrics::TransferCounters;
 use crate::stages::Stage;
+use crate::timers::Timer;
 use crate::wire::Message;
-use std::time::Instant;
 
 /// Bytes of a budget that naming one slot to a peer costs: about the time in which as many are checksummed.
 const NAME_COST: usize = 32;
@@ -38,7 +41,7 @@ impl<F: Fabric> TransferNode<F> {
             }
         };
         // Its sender was told to stop, and has not answered yet.
-        let is_ending = self.quarantine.contains_key(&(peer, transfer));
+        let is_ending = self.quarantine.contains(peer, transfer);
         let is_moving = self.peers.get(&peer).is_some_and(|state| state.outbox.len() < OUTBOX_MAX);
         let Some(tag) = (room && !is_ending && is_moving).then(|| self.free_tag()).flatten() else {
             if !is_ending {
@@ -49,11 +52,11 @@ impl<F: Fabric> TransferNode<F> {
         };
         self.tags.insert(tag, transfer);
         let number = self.direct_number(&slots);
-        let mut inbound =
-            Inbound::new(peer, tag, content, first_block, slots, self.layout.layers, (self.now, deadline));
+        let mut inbound = Inbound::new(peer, tag, content, first_block, slots, self.layout.layers, self.now);
         inbound.number = number;
         TransferCounters::add(&self.counters.received_directly, u64::from(number.is_some()));
         self.inbound.insert(transfer, inbound);
+        self.timers.set(Timer::Arrival(transfer), deadline);
         if self.peers.get(&peer).is_some_and(|peer| peer.terms.is_some()) {
             self.unreserved.push_back(transfer);
         }
@@ -105,15 +108,15 @@ impl<F: Fabric> TransferNode<F> {
     pub(super) fn end_inbound(&mut self, transfer: TransferId, outcome: Outcome, writes_over: bool) {
         let Some(mut inbound) = self.inbound.remove(&transfer) else { return };
         self.tags.remove(&inbound.tag);
-        self.verifying.retain(|&verifying| verifying != transfer);
+        self.timers.cancel(Timer::Arrival(transfer));
         self.forget_sums(inbound.number);
         let writes_over = writes_over || inbound.ending.is_some();
         let granted = inbound.take_grants();
         let unverified = inbound.slots.split_off(inbound.verified_blocks);
         let peer = inbound.peer;
         if inbound.is_reserved() && !unverified.is_empty() {
-            let quarantined = Quarantined { slots: unverified, granted, since: self.now };
-            self.quarantine.insert((peer, transfer), quarantined);
+            self.quarantine.insert(peer, transfer, Quarantined { slots: unverified, granted });
+            self.timers.set(Timer::Acknowledgement(peer, transfer), self.now + ACKNOWLEDGE_WITHIN);
         }
         if writes_over {
             self.leave_quarantine(peer, transfer);
@@ -138,10 +141,11 @@ impl<F: Fabric> TransferNode<F> {
     /// The peer has said that it writes no more of a transfer, or cannot. Where writes of it are under way nevertheless, the
     /// slots are kept until its connection is over.
     pub(super) fn leave_quarantine(&mut self, peer: PeerId, transfer: TransferId) {
-        let Some(quarantined) = self.quarantine.get_mut(&(peer, transfer)) else { return };
-        quarantined.granted.clear();
-        if quarantined.has_stray_writes() {
-            quarantined.slots.retain(SlotRef::has_stray_writes);
+        self.timers.cancel(Timer::Acknowledgement(peer, transfer));
+        if self.quarantine.leave(peer, transfer) == Left::Free {
+            return;
+        }
+        if self.peers.contains_key(&peer) {
             tracing::warn!(
                 ?peer,
                 transfer,
@@ -149,7 +153,7 @@ impl<F: Fabric> TransferNode<F> {
             );
             self.fabric.disconnect(peer);
         } else {
-            self.quarantine.remove(&(peer, transfer));
+            self.quarantine.peer_down(peer);
         }
     }
 
@@ -168,7 +172,7 @@ impl<F: Fabric> TransferNode<F> {
         {
             self.counters.stages.observe(Stage::FirstPart, waited);
         }
-        if landing.is_verifiable && !self.verifying.contains(&transfer) {
+        if landing.starts_verifying {
             self.verifying.push_back(transfer);
         }
         self.account_verification(transfer, landing.failures);

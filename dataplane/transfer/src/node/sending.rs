@@ -1,8 +1,9 @@
 //! The sending half: what is computed is pushed to whoever has reserved slots for it.
 
+use std::ops::Bound;
 use std::time::Instant;
 
-use dataplane_fabric::{Fabric, PeerId, Priority};
+use dataplane_fabric::Fabric;
 use dataplane_memory::Lease;
 
 use super::{Notice, Outcome, TransferId, TransferNode};
@@ -13,20 +14,23 @@ use crate::outbound::{Outbound, Reservation, Reserved};
 use crate::stages::StageClock;
 use crate::wire::Message;
 
+/// Transfers that have their turn in one round: those whose peer takes no more spend nothing of a budget.
+const TURNS_MAX: usize = 256;
+
 impl<F: Fabric> TransferNode<F> {
     pub(super) fn outbound_for(&mut self, transfer: TransferId, now: Instant) -> Option<&mut Outbound> {
-        if self.cancelled.contains_key(&transfer) {
+        if self.cancelled.contains(transfer) {
             self.notices.push(Notice::Pushed { transfer, complete: false });
             return None;
         }
-        if self.outbound.get_mut(transfer).is_none() {
+        if self.outbound.get(transfer).is_none() {
             let lease = Lease { owner: None, expires_at: now + self.limits.lease, held: Outbound::default() };
             if self.outbound.grant(transfer, lease).is_err() {
                 self.notices.push(Notice::Pushed { transfer, complete: false });
                 return None;
             }
         }
-        self.outbound.get_mut(transfer).map(|lease| &mut lease.held)
+        self.outbound.held_mut(transfer)
     }
 
     /// Takes one message of a reservation, with the slots from block `offset` of the reservation on. A transfer that is
@@ -39,8 +43,8 @@ impl<F: Fabric> TransferNode<F> {
                 if !terms.allow_direct() {
                     self.give_back_direct(transfer);
                 }
-                if let Some(lease) = self.outbound.get_mut(transfer) {
-                    lease.held.reserved_at = Some(now);
+                if let Some(outbound) = self.outbound.held_mut(transfer) {
+                    outbound.reserved_at = Some(now);
                 }
                 self.active.insert(transfer);
             }
@@ -59,11 +63,11 @@ impl<F: Fabric> TransferNode<F> {
     ) -> Reserved {
         let (peer, blocks) = (part.peer, part.blocks);
         // The owner was told of a cancelled one: it is not told again.
-        if self.cancelled.contains_key(&transfer) {
+        if self.cancelled.contains(transfer) {
             return Reserved::Refused;
         }
         if !self.outbound.get(transfer).is_some_and(|lease| lease.held.has_receiver()) {
-            let others: usize = self.outbound.owned(&Some(peer)).map(Outbound::blocks_reserved).sum();
+            let others = self.peers.get(&peer).map_or(0, |state| state.blocks_reserved);
             if offset > 0 || others + blocks > PEER_BLOCKS_MAX {
                 return Reserved::Refused;
             }
@@ -75,139 +79,120 @@ impl<F: Fabric> TransferNode<F> {
                 return Reserved::Refused;
             }
         }
-        let Some(lease) = self.outbound.get_mut(transfer) else { return Reserved::Refused };
-        let reserved = lease.held.reserve(offset, part);
+        let Some(outbound) = self.outbound.held_mut(transfer) else { return Reserved::Refused };
+        let before = outbound.blocks_reserved();
+        let reserved = outbound.reserve(offset, part);
         if matches!(reserved, Reserved::InPart | Reserved::Whole) {
-            lease.owner = Some(peer);
-            lease.expires_at = now + self.limits.lease;
+            let added = outbound.blocks_reserved() - before;
+            if let Some(state) = self.peers.get_mut(&peer) {
+                state.blocks_reserved += added;
+            }
+            self.outbound.hand_to(transfer, Some(peer));
+            self.outbound.renew(transfer, now + self.limits.lease);
         }
         reserved
     }
 
-    /// Posts messages, writes of hand-offs, and moves.
+    /// Posts messages and writes.
     pub(super) fn post(&mut self, budget: &mut Budget) {
         self.reserve_waiting(budget);
-        let mut peers = std::mem::take(&mut self.peers_scratch);
-        peers.extend(self.peers.iter().filter(|(_, peer)| !peer.outbox.is_empty()).map(|(&id, _)| id));
-        peers.sort_unstable();
-        peers.drain(..).for_each(|peer| self.pump_outbox(peer));
-        self.peers_scratch = peers;
-        // A fabric that copies may not take enough in a round for both.
-        if self.moves_first {
-            self.write_moves();
-        }
+        self.pump_outboxes();
         self.write_hand_offs(budget);
-        if !self.moves_first {
-            self.write_moves();
-        }
     }
 
     fn write_hand_offs(&mut self, budget: &mut Budget) {
-        let mut turns = self.active_in_turn();
-        for transfer in turns.drain(..) {
-            let Some(lease) = self.outbound.get_mut(transfer) else { continue };
-            let (before, was_abandoned) = (lease.held.bytes_posted, lease.held.is_abandoned);
-            let was_spent = budget.is_spent();
+        let (mut next, mut turns) = (self.first_in_turn(), 0);
+        while let Some(transfer) = next.filter(|_| !budget.is_spent() && turns < TURNS_MAX) {
+            turns += 1;
+            next = self.next_in_turn(transfer);
+            let Some(outbound) = self.outbound.held_mut(transfer) else { continue };
+            let (before, was_abandoned) = (outbound.bytes_posted, outbound.is_abandoned);
             let clock = StageClock { now: self.now, times: &self.counters.stages };
-            lease.held.write(&mut self.fabric, budget, &clock);
-            TransferCounters::add(&self.counters.bytes_sent, lease.held.bytes_posted - before);
-            let is_over = lease.held.is_abandoned && !was_abandoned;
-            let number = lease.held.number.filter(|_| is_over);
+            outbound.write(&mut self.fabric, budget, &clock);
+            TransferCounters::add(&self.counters.bytes_sent, outbound.bytes_posted - before);
+            let is_over = outbound.is_abandoned && !was_abandoned;
+            let number = outbound.number.filter(|_| is_over);
             self.forget_sums(number);
-            self.end_turn(transfer, budget.is_spent() && !was_spent);
+            self.end_turn(transfer, budget.is_spent() || turns == TURNS_MAX);
         }
-        self.transfers_scratch = turns;
-    }
-
-    fn write_moves(&mut self) {
-        // A decode step waits for each hand-off: background moves to the same peer wait for them in turn.
-        let busy: Vec<PeerId> = if self.mover.has_backlog() {
-            self.active.iter().filter_map(|&id| self.outbound.get(id)?.owner).collect()
-        } else {
-            Vec::new()
-        };
-        let peers = &self.peers;
-        self.mover.pump(&mut self.fabric, |peer, priority| {
-            peers.get(&peer).is_some_and(|state| state.connected)
-                && (priority == Priority::Urgent || !busy.contains(&peer))
-        });
     }
 
     /// Sums what was written, announces it, and ends transfers.
     pub(super) fn announce(&mut self, budget: &mut Budget) {
-        let mut turns = self.active_in_turn();
-        for transfer in turns.drain(..) {
-            let Some(lease) = self.outbound.get_mut(transfer) else {
+        let (mut next, mut turns) = (self.first_in_turn(), 0);
+        while let Some(transfer) = next.filter(|_| !budget.is_spent() && turns < TURNS_MAX) {
+            turns += 1;
+            next = self.next_in_turn(transfer);
+            let Some(outbound) = self.outbound.held_mut(transfer) else {
                 self.active.remove(&transfer);
                 continue;
             };
             let finish_id = self.next_id;
-            let held = &mut lease.held;
-            let (before, was_posted, was_direct) = (held.bytes_summed, held.finish_posted, held.is_direct);
-            let was_spent = budget.is_spent();
+            let (before, was_posted, was_direct) =
+                (outbound.bytes_summed, outbound.finish_posted, outbound.is_direct);
             let clock = StageClock { now: self.now, times: &self.counters.stages };
-            held.announce(transfer, &mut self.fabric, finish_id, budget, &clock);
-            TransferCounters::add(&self.counters.bytes_summed, held.bytes_summed - before);
-            TransferCounters::add(&self.counters.sent_directly, u64::from(held.is_direct && !was_direct));
-            if held.finish_posted && !was_posted {
+            outbound.announce(transfer, &mut self.fabric, finish_id, budget, &clock);
+            TransferCounters::add(&self.counters.bytes_summed, outbound.bytes_summed - before);
+            TransferCounters::add(&self.counters.sent_directly, u64::from(outbound.is_direct && !was_direct));
+            if outbound.finish_posted && !was_posted {
                 self.finishing.insert(finish_id, transfer);
                 self.next_id += 1;
             }
-            if !held.has_work() {
+            if !outbound.has_work() {
                 self.active.remove(&transfer);
             }
-            self.end_turn(transfer, budget.is_spent() && !was_spent);
+            self.end_turn(transfer, budget.is_spent() || turns == TURNS_MAX);
         }
-        self.transfers_scratch = turns;
     }
 
-    /// Outbound transfers with something to do, each once.
-    fn active_in_turn(&mut self) -> Vec<TransferId> {
-        let mut order = std::mem::take(&mut self.transfers_scratch);
-        order.extend(self.active.range(self.turn..));
-        order.extend(self.active.range(..self.turn));
-        order
+    /// The outbound transfer with something to do that comes first in this round.
+    fn first_in_turn(&self) -> Option<TransferId> {
+        self.active.range(self.turn..).next().or_else(|| self.active.first()).copied()
     }
 
-    /// The first transfer that spends a budget in a round is the last in the next, so that a large one keeps no small one waiting.
-    fn end_turn(&mut self, transfer: TransferId, has_spent: bool) {
-        if has_spent && self.next_turn == self.turn {
+    /// The one behind `transfer`, until each has had its turn.
+    fn next_in_turn(&self, transfer: TransferId) -> Option<TransferId> {
+        let behind = (Bound::Excluded(transfer), Bound::Unbounded);
+        if transfer >= self.turn {
+            let next = self.active.range(behind).next().copied();
+            next.or_else(|| self.active.first().copied().filter(|&first| first < self.turn))
+        } else {
+            self.active.range(behind).next().copied().filter(|&next| next < self.turn)
+        }
+    }
+
+    /// The first transfer that ends a round's turns is the last in the next, so that a large one keeps no small one waiting.
+    fn end_turn(&mut self, transfer: TransferId, is_last: bool) {
+        if is_last && self.next_turn == self.turn {
             self.next_turn = transfer.wrapping_add(1);
         }
     }
 
     pub(super) fn end_outbound(&mut self, transfer: TransferId, complete: bool) {
         if let Some(lease) = self.outbound.release(transfer) {
-            self.active.remove(&transfer);
-            self.forget_sums(lease.held.number);
+            self.forget_outbound(transfer, &lease);
             self.notices.push(Notice::Pushed { transfer, complete });
         }
     }
 
-    pub(super) fn remember_cancelled(&mut self, transfer: TransferId, now: Instant) {
-        if self.cancelled.len() < self.limits.transfers_max {
-            self.cancelled.insert(transfer, now + self.limits.lease);
-        }
-    }
-
     pub(super) fn cancel(&mut self, transfer: TransferId, now: Instant) {
-        let known = self.inbound.contains_key(&transfer) || self.outbound.get_mut(transfer).is_some();
+        let known = self.inbound.contains_key(&transfer) || self.outbound.get(transfer).is_some();
         if known {
             TransferCounters::add(&self.counters.transfers_cancelled, 1);
         }
         if self.inbound.contains_key(&transfer) {
             self.end_inbound(transfer, Outcome::SenderStopped, false);
         } else {
-            self.remember_cancelled(transfer, now);
+            self.cancelled.insert(transfer, now);
         }
         self.abandon_outbound(transfer);
     }
 
     /// Sends no more of a transfer than was posted, and tells the receiver, if there is one.
     pub(super) fn abandon_outbound(&mut self, transfer: TransferId) {
-        let Some(lease) = self.outbound.get_mut(transfer) else { return };
-        lease.held.abandon();
-        let (number, has_receiver) = (lease.held.number, lease.held.reservation.is_some());
+        let Some(outbound) = self.outbound.held_mut(transfer) else { return };
+        outbound.abandon();
+        let (number, has_receiver) = (outbound.number, outbound.reservation.is_some());
         self.forget_sums(number);
         if has_receiver {
             self.active.insert(transfer);

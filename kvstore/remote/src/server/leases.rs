@@ -87,10 +87,7 @@ impl<F: Fabric> PoolServer<F> {
         if self.next_expiry.is_none_or(|next| next > now) {
             return;
         }
-        let mut expired = self.leases.expire(now);
-        // The table has no order of its own, and equal runs shall be equal.
-        expired.sort_by_key(|(name, _)| *name);
-        for (_, lease) in expired {
+        for (_, lease) in self.leases.expire(now) {
             add(&self.counters.expired_leases, 1);
             let peer = lease.owner;
             self.forget_one(peer);
@@ -111,9 +108,7 @@ impl<F: Fabric> PoolServer<F> {
         tracing::debug!(?peer, reason, "pool: a connection ended");
         self.sessions.remove(&peer);
         self.backlog.retain(|other| *other != peer);
-        let mut ended = self.leases.end_owner(&peer);
-        ended.sort_by_key(|(name, _)| *name);
-        for (_, lease) in ended {
+        for (_, lease) in self.leases.end_owner(&peer) {
             drop(self.end_held(lease.held));
         }
         self.fenced.remove(&peer);
