@@ -171,7 +171,6 @@ impl Scheduler {
             Notice::Arrived { transfer, slots, outcome } => (transfer, slots, outcome),
             Notice::Pushed { transfer, .. } => return self.handed_over(transfer),
             // The engine starts no moves of its own.
-            Notice::Moved { .. } => return,
         };
         let Some(mut sequence) = self.fetching_remote.remove(&transfer) else { return };
         if outcome != Outcome::Complete {

@@ -346,7 +346,7 @@ impl HandOffs {
                 }
             }
             // A complete push needs no action; the library starts no moves.
-            Notice::Pushed { complete: true, .. } | Notice::Moved { .. } => {}
+            Notice::Pushed { complete: true, .. } => {}
         }
     }
 
