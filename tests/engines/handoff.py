@@ -59,6 +59,7 @@ class Pair:
         self.ports = [options.ports[0], options.ports[1] + 8 * (max(processes) > 1)]
         both = "|".join(str(core) for core in options.cores)
         self.cores = [both if count > 1 else str(core) for count, core in zip(processes, options.cores)]
+        self.place = None
         self.prefill, self.decode = (f"http://127.0.0.1:{port}" for port in self.ports)
 
     def start(self, side):
@@ -83,6 +84,8 @@ class Pair:
         for url in (self.prefill, self.decode):
             engines.wait(f"{self.connector}: {url}", lambda: get(url, "/health") == "", 300)
             engines.warm_up(url)
+        if self.connector == "kvasir":
+            self.place = place(self.prefill)
 
     def ask(self, body, random_):
         """Both legs: the answer, seconds to the prefill engine's answer and to the first token."""
@@ -98,7 +101,7 @@ class Pair:
         number = random_.getrandbits(63)
         leg = {"kvasir": "prefill", "transfer_id": number, "receivers": self.processes[1]}
         leg |= {"do_remote_decode": True, "do_remote_prefill": False}
-        params = {"kvasir": "decode", "transfer_id": number, "from": place(self.prefill)}
+        params = {"kvasir": "decode", "transfer_id": number, "from": self.place}
         params |= {"do_remote_decode": False, "do_remote_prefill": True}
         short = {name: value for name, value in body.items() if name != "stream_options"}
         short |= {"stream": False, "max_tokens": 1, "kv_transfer_params": leg}
@@ -294,19 +297,29 @@ class Check:
         """Each engine is killed while prompts are under way; the other's requests go on, and none is answered wrongly."""
         pair = Pair("kvasir", self.options).__enter__()
         pair.may_fail = True
+        started = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            bodies = [self.body(600, 2700, tokens=8) for _ in range(4)]
+            list(pool.map(lambda body: pair.ask(body, self.chance), bodies))
+        busy = time.monotonic() - started
+        interrupted = [0, 0]
         try:
             for number in range(self.options.kills):
                 side = number % 2
                 port = pair.ports[side]
-                bodies = [self.body(300, 1200, tokens=8) for _ in range(4)]
+                bodies = [self.body(600, 2700, tokens=8) for _ in range(4)]
                 owns = judge.measure(lambda body: chat(pair.decode, body), bodies) if side == 0 else []
                 with concurrent.futures.ThreadPoolExecutor(4) as pool:
-                    asked = [pool.submit(pair.ask, body, random.Random(at)) for at, body in enumerate(bodies)]
-                    time.sleep(self.chance.uniform(0.05, 1.5))
+                    chance = [random.Random(body["messages"][0]["content"]) for body in bodies]
+                    asked = [pool.submit(pair.ask, *one) for one in zip(bodies, chance)]
+                    # At a random moment of the time in which four such prompts are under way.
+                    time.sleep(self.chance.uniform(0.02, busy))
+                    under_way = sum(not one.done() for one in asked)
                     engines.kill(port)
                     gone = time.monotonic()
                     answers = [one.result()[0] for one in asked]
                 waited = time.monotonic() - gone
+                interrupted[side] += under_way
                 if side == 0:
                     tally = judge.Tally()
                     outcomes = collections.Counter(
@@ -314,13 +327,17 @@ class Check:
                         for answer, own in zip(answers, owns)
                     )
                     wrong = tally.problems()
-                    text = f"prefill engine killed: {dict(outcomes)}, the last answer {waited:.1f} s later"
+                    text = f"prefill engine killed, {under_way} under way: {dict(outcomes)}, the last answer {waited:.1f} s later"
                     good = not wrong and not outcomes["failed"]
                     self.say(good and waited <= len(bodies) * GOES_ON_SECONDS, "; ".join([text, *wrong]))
                 else:
                     self.at_rest_alone(pair.prefill)
                 pair.start(side)
                 pair.ready()
+            self.say(
+                all(interrupted[: self.options.kills]),
+                f"prompts under way at {self.options.kills} kills: {interrupted[0]} of prefill's, {interrupted[1]} of decode's",
+            )
         finally:
             pair.__exit__()
 

@@ -8,9 +8,10 @@
 //!
 //! Two things make that safe. *Fencing*: a write of a dead link may still be on its way, and must not land after
 //! the same bytes came over another link and their slot was handed on. So writes are posted again only when the
-//! peer has confirmed that nothing can arrive over the old link any more. *Numbering*: messages and immediates are
-//! numbered by lane, posted when every write before them has completed, kept until acknowledged and sent again
-//! over another link if need be; the receiver takes each number once, in turn.
+//! peer has confirmed that nothing can arrive over the old link any more, and only those whose event it has not delivered.
+//! *Numbering*: messages and immediates are numbered by lane, follow the writes before them by markers on each link
+//! ([`lane`]), are kept until acknowledged and sent again over another link if need be; the receiver takes each number
+//! once, in turn, when the markers have come.
 //!
 //! A peer with one link needs none of this: its requests pass through unchanged, behind one hello.
 //!
@@ -124,6 +125,8 @@ pub struct BondCounters {
     links_failed: AtomicU64,
     links_restored: AtomicU64,
     slices_retried: AtomicU64,
+    markers_sent: AtomicU64,
+    markers_received: AtomicU64,
 }
 
 impl BondCounters {
@@ -149,13 +152,25 @@ impl BondCounters {
         self.slices_retried.load(Ordering::Relaxed)
     }
 
+    /// Markers of peers that have come behind their writes.
+    #[must_use]
+    pub fn markers_received(&self) -> u64 {
+        self.markers_received.load(Ordering::Relaxed)
+    }
+
     /// Name, help text and value of each.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 3] {
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 5] {
         [
             ("links_failed", "Links that ended while their peer went on over others", self.links_failed()),
             ("links_restored", "Links that were made again", self.links_restored()),
             ("slices_retried", "Slices posted again on another link", self.slices_retried()),
+            (
+                "markers_sent",
+                "Markers sent behind the writes that a link took, for an event on another link",
+                self.markers_sent.load(Ordering::Relaxed),
+            ),
+            ("markers_received", "Such markers that peers sent", self.markers_received()),
         ]
     }
 }

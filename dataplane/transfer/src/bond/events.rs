@@ -84,7 +84,7 @@ impl<F: Fabric> Bond<F> {
         if !peer.is_framed() {
             return self.deliver(id, Event::Message { peer: id, message });
         }
-        if !self.framed(id, &message) {
+        if !self.framed(id, (rail, inner), &message) {
             self.rails[rail].fabric.disconnect(inner);
         }
     }
@@ -114,10 +114,9 @@ impl<F: Fabric> Bond<F> {
         peer.leave(index);
         let link = &mut peer.links[index];
         // The peer has noticed before us that the link's last connection is over.
-        let old = link.inner.replace(inner).map(|old| (link.rail, old));
+        let old = link.inner.map(|old| (link.rail, old));
         link.rail = rail;
-        link.epoch = name.epoch;
-        link.outstanding_bytes = 0;
+        link.begin(inner, name.epoch);
         self.inners
             .insert((rail, inner), Inner { peer: id, link: index, epoch: name.epoch, failed: Vec::new() });
         if let Some((rail, old)) = old {
@@ -175,22 +174,64 @@ impl<F: Fabric> Bond<F> {
         self.mark_dirty(flying.peer);
     }
 
+    /// An event has come; false when the peer sends more than it may.
+    fn arrived(
+        &mut self,
+        id: PeerId,
+        lane: u8,
+        sequence: u64,
+        (over, behind): (LinkName, Vec<LinkName>),
+        event: Event,
+    ) -> bool {
+        let Some(peer) = self.peers.get_mut(&id) else { return true };
+        peer.ack_due = true;
+        let is_taken = peer.arrivals[usize::from(lane)].take(sequence, over, behind, event);
+        self.deliver_arrived(id, lane.into());
+        self.mark_dirty(id);
+        is_taken
+    }
+
+    /// Hands on the events of a lane whose turn it is and whose writes have landed.
+    fn deliver_arrived(&mut self, id: PeerId, lane: usize) {
+        while let Some(peer) = self.peers.get_mut(&id) {
+            let links = &peer.links;
+            let marker = |name: LinkName| {
+                let link = links.get(usize::from(name.link))?;
+                (link.epoch == name.epoch && link.inner.is_some()).then_some(link.markers[lane])
+            };
+            let Some(event) = peer.arrivals[lane].next(marker) else { return };
+            peer.ack_due = true;
+            self.deliver(id, event);
+        }
+    }
+
     /// False when the peer breaks the protocol.
-    pub(super) fn framed(&mut self, id: PeerId, message: &[u8]) -> bool {
+    pub(super) fn framed(&mut self, id: PeerId, (rail, inner): (usize, PeerId), message: &[u8]) -> bool {
         let Some(frame) = Frame::decode(message) else { return false };
+        let Some((index, epoch)) = self.inners.get(&(rail, inner)).map(|inner| (inner.link, inner.epoch))
+        else {
+            return true;
+        };
+        let over = LinkName { link: index as u8, epoch };
         let Some(peer) = self.peers.get_mut(&id) else { return true };
         match frame {
             Frame::Hello { .. } | Frame::Welcome { .. } => return false,
-            Frame::Message { lane, sequence, bytes } => {
-                peer.ack_due = true;
-                if peer.lanes[usize::from(lane)].take(sequence) {
-                    self.deliver(id, Event::Message { peer: id, message: bytes.into() });
-                }
+            Frame::Message { lane, sequence, behind, bytes } => {
+                let event = Event::Message { peer: id, message: bytes.into() };
+                return self.arrived(id, lane, sequence, (over, behind), event);
             }
-            Frame::Immediate { lane, sequence, value } => {
-                peer.ack_due = true;
-                if peer.lanes[usize::from(lane)].take(sequence) {
-                    self.deliver(id, Event::Immediate { peer: id, value });
+            Frame::Immediate { lane, sequence, behind, value } => {
+                let event = Event::Immediate { peer: id, value };
+                return self.arrived(id, lane, sequence, (over, behind), event);
+            }
+            Frame::Marker { lane, sequence } => {
+                let link = &mut peer.links[index];
+                // One that a replaced connection still brings counts for nothing.
+                if link.epoch == epoch {
+                    let last = &mut link.markers[usize::from(lane)];
+                    *last = sequence.max(*last);
+                    BondCounters::add(&self.counters.markers_received, 1);
+                    self.deliver_arrived(id, lane.into());
                 }
             }
             Frame::Ack { received } => {
@@ -219,7 +260,11 @@ impl<F: Fabric> Bond<F> {
                     self.rails[rail].fabric.disconnect(inner);
                 }
             }
-            Frame::Fenced { name } => peer.fenced(name),
+            Frame::Fenced { name, delivered } => {
+                let landed = peer.fenced(name, delivered);
+                let completed = |id| Event::Completed { id, completion: Completion::Done };
+                self.out.extend(landed.into_iter().map(completed));
+            }
         }
         self.mark_dirty(id);
         true

@@ -1,14 +1,20 @@
 //! One lane of a bonded peer: what waits, what is under way, and in which order it may be told.
 //!
-//! Writes and reads are cut into slices that go over any rail. A message or an immediate (an *event*) is posted
-//! only when every write before it has landed; writes behind it do not wait. For that the lane counts unfinished
-//! writes by *epoch*, the stretch between two events. An event stays here until the peer has acknowledged it, so that
-//! it can be sent again over another link; the peer takes only the number that is next, so nothing is delivered
-//! twice or out of turn.
+//! Writes and reads are cut into slices that go over any rail. A message or an immediate (an *event*) says that every write
+//! before it has landed; writes behind it do not wait. For that the lane keeps writes by *epoch*, the stretch between two
+//! events. Once all slices of an epoch are posted, a *marker* goes over every link that took some of them, and the event over its
+//! own link: each rail delivers what it carries in order, so that the receiver, which counts the markers, knows that the slices
+//! before them are in memory. Nobody waits for completions. (A NIC's completion says that the peer's NIC has the bytes, not that
+//! another NIC's user sees them.) When a link with slices of an epoch fails, its event waits until all of them have completed.
+//!
+//! An event stays here until the peer has acknowledged it, so that it can be sent again over another link; the peer takes only the
+//! number that is next, so nothing is delivered twice or out of turn.
 
 use std::collections::{HashMap, VecDeque};
 
 use dataplane_fabric::Operation;
+
+use super::wire::{Frame, LinkName};
 
 /// Requests that wait or are under way in one lane to one peer before `post` says full.
 pub(crate) const REQUESTS_MAX: usize = 1024;
@@ -31,21 +37,140 @@ struct Request {
 pub(crate) struct Slice {
     pub(crate) request: u64,
     pub(crate) operation: Operation,
+    /// Nothing of the request is left to post behind it, and it was not posted before.
+    pub(crate) is_last: bool,
+}
+
+/// Links by their index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct LinkSet(u16);
+
+impl LinkSet {
+    fn insert(&mut self, link: usize) {
+        self.0 |= 1 << link;
+    }
+
+    fn contains(self, link: usize) -> bool {
+        self.0 >> link & 1 == 1
+    }
+
+    fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
+        (0..u16::BITS as usize).filter(move |&link| self.contains(link))
+    }
+}
+
+impl From<usize> for LinkSet {
+    fn from(link: usize) -> Self {
+        Self(1 << link)
+    }
+}
+
+/// What an event tells the peer's user.
+#[derive(Debug)]
+enum Told {
+    Message(Box<[u8]>),
+    Immediate(u32),
 }
 
 /// A message or an immediate.
 #[derive(Debug)]
 struct QueuedEvent {
     sequence: u64,
-    frame: Box<[u8]>,
+    told: Told,
     /// The user's id; zero: nobody asks.
     id: u64,
 }
 
+/// Writes, and the event behind them.
 #[derive(Debug, Default)]
 struct Epoch {
-    writes: u32,
+    /// Writes that have not completed.
+    unfinished: u32,
+    /// Writes of which something is not posted.
+    unposted: u32,
+    /// Links with slices of these writes, since their connections were made.
+    used: LinkSet,
+    /// Those of them that a marker was posted to.
+    marked: LinkSet,
+    /// A link with slices of these writes has failed: the event waits for their completions.
+    by_completion: bool,
     event: Option<QueuedEvent>,
+}
+
+/// What the lane wants to be posted next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// A marker of this event, on this link.
+    Marker { link: usize, sequence: u64 },
+    /// The next event, on its link, behind the markers of these others.
+    Event { behind: LinkSet },
+    /// Nothing for now.
+    Nothing,
+}
+
+/// An event that has come and waits for its turn or its markers.
+#[derive(Debug)]
+struct Arrived<T> {
+    /// The connection that it came over: what that carried before it has landed.
+    over: LinkName,
+    /// Connections whose markers it waits for.
+    behind: Vec<LinkName>,
+    /// One of these connections is over: the peer may post again what it does not know to have landed, and sends this again.
+    is_void: bool,
+    event: T,
+}
+
+/// Events that have come, in turn, with the markers that they wait for.
+#[derive(Debug)]
+pub(crate) struct Arrivals<T> {
+    /// The number of the last event that was delivered here.
+    pub(crate) delivered: u64,
+    /// Those with the next numbers.
+    waiting: VecDeque<Arrived<T>>,
+}
+
+impl<T> Default for Arrivals<T> {
+    fn default() -> Self {
+        Self { delivered: 0, waiting: VecDeque::new() }
+    }
+}
+
+impl<T> Arrivals<T> {
+    /// Takes an event when it is the next, or when one that waits was sent again: then the markers that it waits for now count.
+    /// False when more wait than a peer may send.
+    pub(crate) fn take(&mut self, sequence: u64, over: LinkName, behind: Vec<LinkName>, event: T) -> bool {
+        let Some(at) = sequence.checked_sub(self.delivered + 1) else { return true };
+        let arrived = Arrived { over, behind, is_void: false, event };
+        let waiting = self.waiting.len();
+        match self.waiting.get_mut(at as usize) {
+            Some(known) => *known = arrived,
+            None if at as usize != waiting => {}
+            None if waiting >= UNACKNOWLEDGED_MAX => return false,
+            None => self.waiting.push_back(arrived),
+        }
+        true
+    }
+
+    /// That connection is over: no event is delivered on account of what it brought, unless it was before.
+    pub(crate) fn link_down(&mut self, name: LinkName) {
+        for arrived in &mut self.waiting {
+            arrived.is_void |= arrived.over == name || arrived.behind.contains(&name);
+        }
+    }
+
+    /// The next event whose markers have come; `marker` is the last one of a link's connection.
+    pub(crate) fn next(&mut self, marker: impl Fn(LinkName) -> Option<u64>) -> Option<T> {
+        let sequence = self.delivered + 1;
+        let is_behind = |&name: &LinkName| marker(name).is_some_and(|last| last >= sequence);
+        let may_go = |arrived: &mut Arrived<T>| !arrived.is_void && arrived.behind.iter().all(is_behind);
+        let next = self.waiting.pop_front_if(may_go)?;
+        self.delivered = sequence;
+        Some(next.event)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -54,16 +179,14 @@ pub(crate) struct Lane {
     next_request: u64,
     /// What is left to cut and post.
     pub(crate) waiting: VecDeque<Slice>,
-    /// Epochs from `first_epoch` on; the last has no event yet.
+    /// Epochs from `first_epoch` on. The leading ones' events are posted and not acknowledged; the last has no event yet.
     epochs: VecDeque<Epoch>,
     first_epoch: u64,
+    /// How many of the leading ones that are.
+    sent: usize,
+    /// How many of those must be sent again.
+    resend: usize,
     next_sequence: u64,
-    /// Posted, not acknowledged.
-    unacknowledged: VecDeque<QueuedEvent>,
-    /// How many of `unacknowledged` must be sent again.
-    pub(crate) resend: usize,
-    /// The number of the last event that was delivered here.
-    pub(crate) received: u64,
 }
 
 impl Lane {
@@ -73,7 +196,7 @@ impl Lane {
 
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
-        self.requests.is_empty() && self.unacknowledged.is_empty() && self.epochs.len() <= 1
+        self.requests.is_empty() && self.epochs.len() <= 1
     }
 
     fn current(&mut self) -> (u64, &mut Epoch) {
@@ -85,11 +208,18 @@ impl Lane {
         (number, &mut self.epochs[last])
     }
 
+    /// The epoch of a request, unless its event is acknowledged.
+    fn epoch_of(&mut self, request: u64) -> Option<&mut Epoch> {
+        let number = self.requests.get(&request)?.epoch?;
+        self.epochs.get_mut(number.checked_sub(self.first_epoch)? as usize)
+    }
+
     pub(crate) fn add_request(&mut self, id: u64, operation: Operation) {
         let epoch = match operation {
             Operation::Write { .. } => {
                 let (number, epoch) = self.current();
-                epoch.writes += 1;
+                epoch.unfinished += 1;
+                epoch.unposted += 1;
                 Some(number)
             }
             Operation::Read { .. } | Operation::Send { .. } => None,
@@ -97,13 +227,20 @@ impl Lane {
         let request = self.next_request;
         self.next_request += 1;
         self.requests.insert(request, Request { id, epoch, unfinished: 1 });
-        self.waiting.push_back(Slice { request, operation });
+        self.waiting.push_back(Slice { request, operation, is_last: true });
     }
 
-    pub(crate) fn add_event(&mut self, id: u64, frame: impl FnOnce(u64) -> Box<[u8]>) {
+    pub(crate) fn add_message(&mut self, id: u64, message: Box<[u8]>) {
+        self.add_event(id, Told::Message(message));
+    }
+
+    pub(crate) fn add_immediate(&mut self, value: u32) {
+        self.add_event(0, Told::Immediate(value));
+    }
+
+    fn add_event(&mut self, id: u64, told: Told) {
         self.next_sequence += 1;
-        let frame = frame(self.next_sequence);
-        let event = QueuedEvent { sequence: self.next_sequence, frame, id };
+        let event = QueuedEvent { sequence: self.next_sequence, told, id };
         self.current().1.event = Some(event);
         self.epochs.push_back(Epoch::default());
     }
@@ -115,6 +252,16 @@ impl Lane {
         }
     }
 
+    /// A slice was posted to a link.
+    pub(crate) fn slice_posted(&mut self, request: u64, is_last: bool, link: usize) {
+        if let Some(epoch) = self.epoch_of(request) {
+            epoch.used.insert(link);
+            // What was posted behind a marker needs another.
+            epoch.marked = epoch.marked.without(link.into());
+            epoch.unposted -= u32::from(is_last);
+        }
+    }
+
     /// A slice has completed; the user's id when that was the last of its request and somebody asks.
     pub(crate) fn slice_done(&mut self, number: u64) -> Option<u64> {
         let request = self.requests.get_mut(&number)?;
@@ -122,62 +269,112 @@ impl Lane {
         if request.unfinished > 0 {
             return None;
         }
-        let request = self.requests.remove(&number)?;
-        if let Some(epoch) = request.epoch.and_then(|epoch| epoch.checked_sub(self.first_epoch))
-            && let Some(epoch) = self.epochs.get_mut(epoch as usize)
-        {
-            epoch.writes -= 1;
+        if let Some(epoch) = self.epoch_of(number) {
+            epoch.unfinished -= 1;
         }
+        let request = self.requests.remove(&number)?;
         (request.id != 0).then_some(request.id)
     }
 
-    /// The next event to send, if one may be sent now.
-    pub(crate) fn next_event(&self) -> Option<&[u8]> {
-        if self.resend > 0 {
-            let at = self.unacknowledged.len() - self.resend;
-            return self.unacknowledged.get(at).map(|event| &*event.frame);
-        }
-        if self.unacknowledged.len() >= UNACKNOWLEDGED_MAX {
-            return None;
-        }
-        let first = self.epochs.front().filter(|epoch| epoch.writes == 0)?;
-        first.event.as_ref().map(|event| &*event.frame)
+    /// Whether the peer has delivered the event behind this write, of those up to number `delivered`: the write has landed, whatever
+    /// became of the link.
+    pub(crate) fn was_delivered(&self, request: u64, delivered: u64) -> bool {
+        // The event behind epoch 0 is number 1.
+        let epoch = self.requests.get(&request).and_then(|request| request.epoch);
+        epoch.is_some_and(|epoch| epoch < delivered)
     }
 
-    /// That event was posted.
+    /// Which event is to be sent next: of those that go again the first, else the first that was not sent.
+    fn next_index(&self) -> Option<usize> {
+        if self.resend == 0 && self.sent >= UNACKNOWLEDGED_MAX {
+            return None;
+        }
+        let index = self.sent - self.resend;
+        self.epochs.get(index).is_some_and(|epoch| epoch.event.is_some()).then_some(index)
+    }
+
+    /// Whether an event waits to be sent, at once or behind its writes.
+    pub(crate) fn has_event(&self) -> bool {
+        self.next_index().is_some()
+    }
+
+    /// What to post when events go over the link `carrier`.
+    pub(crate) fn next(&self, carrier: usize) -> Next {
+        let Some(epoch) = self.next_index().map(|index| &self.epochs[index]) else { return Next::Nothing };
+        let Some(event) = &epoch.event else { return Next::Nothing };
+        if epoch.by_completion {
+            let may_go = epoch.unfinished == 0;
+            return if may_go { Next::Event { behind: LinkSet::default() } } else { Next::Nothing };
+        }
+        if epoch.unposted > 0 {
+            return Next::Nothing;
+        }
+        // The event itself is the marker of its own link.
+        let behind = epoch.used.without(carrier.into());
+        match behind.without(epoch.marked).iter().next() {
+            Some(link) => Next::Marker { link, sequence: event.sequence },
+            None => Next::Event { behind },
+        }
+    }
+
+    /// That marker was posted.
+    pub(crate) fn marked(&mut self, link: usize) {
+        if let Some(index) = self.next_index() {
+            self.epochs[index].marked.insert(link);
+        }
+    }
+
+    /// The next event as a frame of lane `lane`, with what it waits for at the receiver.
+    pub(crate) fn event_frame(&self, lane: u8, behind: Vec<LinkName>) -> Option<Box<[u8]>> {
+        let event = self.epochs.get(self.next_index()?)?.event.as_ref()?;
+        let sequence = event.sequence;
+        Some(match &event.told {
+            Told::Message(bytes) => Frame::Message { lane, sequence, behind, bytes }.encode(),
+            Told::Immediate(value) => Frame::Immediate { lane, sequence, behind, value: *value }.encode(),
+        })
+    }
+
+    /// The next event was posted.
     pub(crate) fn event_sent(&mut self) {
         if self.resend > 0 {
             self.resend -= 1;
-            return;
+        } else {
+            self.sent += 1;
         }
-        let Some(event) = self.epochs.pop_front().and_then(|epoch| epoch.event) else { return };
-        self.first_epoch += 1;
-        self.unacknowledged.push_back(event);
     }
 
-    /// The link that carried the events is gone: all that are not acknowledged go again.
-    pub(crate) fn send_again(&mut self) {
-        self.resend = self.unacknowledged.len();
+    /// A link carries nothing more. Events that wait for its markers wait for completions instead, and when it carried events, or
+    /// some that were sent wait for its markers, all that are not acknowledged go again.
+    pub(crate) fn leave(&mut self, link: usize, was_carrier: bool) {
+        let mut must_resend = was_carrier;
+        for (index, epoch) in self.epochs.iter_mut().enumerate() {
+            if epoch.used.contains(link) {
+                epoch.by_completion = true;
+                must_resend |= index < self.sent;
+            }
+        }
+        if must_resend {
+            self.resend = self.sent;
+        }
     }
 
     /// Whether another link may carry the next event: nothing is on its way over the present one.
     pub(crate) fn may_change_carrier(&self) -> bool {
-        self.unacknowledged.len() == self.resend
+        self.sent == self.resend
     }
 
     /// The peer has delivered everything up to this number; gives the ids of the users who asked.
     pub(crate) fn acknowledged(&mut self, received: u64, done: &mut Vec<u64>) {
-        while let Some(event) = self.unacknowledged.pop_front_if(|event| event.sequence <= received) {
-            done.extend(Some(event.id).filter(|&id| id != 0));
+        while self.sent > 0
+            && let Some(epoch) = self
+                .epochs
+                .pop_front_if(|epoch| epoch.event.as_ref().is_some_and(|event| event.sequence <= received))
+        {
+            self.first_epoch += 1;
+            self.sent -= 1;
+            done.extend(epoch.event.map(|event| event.id).filter(|&id| id != 0));
         }
-        self.resend = self.resend.min(self.unacknowledged.len());
-    }
-
-    /// Whether this event is to be delivered: it is the next one.
-    pub(crate) fn take(&mut self, sequence: u64) -> bool {
-        let is_next = sequence == self.received + 1;
-        self.received += u64::from(is_next);
-        is_next
+        self.resend = self.resend.min(self.sent);
     }
 
     /// The connection is over: the ids of all that somebody asks for.
@@ -185,7 +382,7 @@ impl Lane {
         self.waiting.clear();
         let mut ids: Vec<u64> = self.requests.drain().map(|(_, request)| request.id).collect();
         ids.extend(self.epochs.drain(..).filter_map(|epoch| epoch.event.map(|event| event.id)));
-        ids.extend(self.unacknowledged.drain(..).map(|event| event.id));
+        (self.sent, self.resend) = (0, 0);
         ids.retain(|&id| id != 0);
         ids.sort_unstable();
         ids

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::PeerId;
+use dataplane_fabric::{PeerId, Priority};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
@@ -28,6 +28,8 @@ pub(crate) struct Link {
     pub(crate) failures: u32,
     /// Bytes posted and not completed.
     pub(crate) outstanding_bytes: u64,
+    /// The last marker of each lane that has come over the present connection.
+    pub(crate) markers: [u64; Priority::ALL.len()],
     pub(crate) pace: Pace,
 }
 
@@ -41,8 +43,17 @@ impl Link {
             epoch: 0,
             failures: 0,
             outstanding_bytes: 0,
+            markers: [0; Priority::ALL.len()],
             pace: Pace::default(),
         }
+    }
+
+    /// A connection is made anew.
+    pub(crate) fn begin(&mut self, inner: PeerId, epoch: u32) {
+        self.inner = Some(inner);
+        self.epoch = epoch;
+        self.outstanding_bytes = 0;
+        self.markers = [0; Priority::ALL.len()];
     }
 
     pub(crate) fn is_up(&self) -> bool {

@@ -45,8 +45,7 @@ impl<F: Fabric> Bond<F> {
         };
         let Some(address) = &link.address else { return Ok(()) };
         let inner = self.rails[link.rail].fabric.connect(address)?;
-        link.inner = Some(inner);
-        link.epoch += 1;
+        link.begin(inner, link.epoch + 1);
         link.state = State::Connecting;
         let owner = Inner { peer: id, link: index, epoch: link.epoch, failed: Vec::new() };
         self.inners.insert((link.rail, inner), owner);
@@ -69,7 +68,9 @@ impl<F: Fabric> Bond<F> {
     pub(super) fn link_down(&mut self, inner: Inner, reason: &str, now: Instant) {
         let Inner { peer: id, link: index, epoch, failed } = inner;
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.settle_fence_for_peer(LinkName { link: index as u8, epoch });
+        let name = LinkName { link: index as u8, epoch };
+        peer.arrivals.iter_mut().for_each(|arrivals| arrivals.link_down(name));
+        peer.settle_fence_for_peer(name);
         let is_current = peer.links[index].epoch == epoch;
         if is_current {
             peer.links[index].inner = None;
@@ -94,7 +95,7 @@ impl<F: Fabric> Bond<F> {
         }
         BondCounters::add(&self.counters.slices_retried, failed.len() as u64);
         peer.repeat();
-        peer.fence(LinkName { link: index as u8, epoch }, failed, now);
+        peer.fence(name, failed, now);
         if is_current {
             self.retry_link(id, index, now);
         }

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use dataplane_fabric::{Event, Fabric, Full, Operation, PeerId, Priority, WorkRequest};
 
-use super::lane::{Lane, Slice};
+use super::lane::{Arrivals, Lane, LinkSet, Next, Slice};
 use super::link::{Link, State};
 use super::wire::{Frame, LinkName};
-use super::{Air, BondConfig, FENCE_WITHIN, Flying, GREET_WITHIN, Rail};
+use super::{Air, BondConfig, BondCounters, FENCE_WITHIN, Flying, GREET_WITHIN, Rail};
 use crate::pieces::{bytes_of, split_front};
 
 /// Events of a peer that may arrive before the connection was announced.
@@ -31,6 +31,8 @@ pub(crate) struct Peer {
     pub(crate) incarnation: Option<u64>,
     pub(crate) links: Vec<Link>,
     pub(crate) lanes: [Lane; Priority::ALL.len()],
+    /// By lane: events that have come.
+    pub(crate) arrivals: [Arrivals<Event>; Priority::ALL.len()],
     /// The link that carries the events of each lane.
     pub(crate) carriers: [Option<usize>; Priority::ALL.len()],
     /// Set once the user was told of the connection.
@@ -54,6 +56,7 @@ impl Peer {
             incarnation,
             links,
             lanes: Default::default(),
+            arrivals: Default::default(),
             carriers: [None; Priority::ALL.len()],
             announced: false,
             early: Vec::new(),
@@ -85,13 +88,14 @@ impl Peer {
         !self.announced && self.links.iter().any(is_on_its_way)
     }
 
-    /// A link carries nothing more: the events that it carried go again over another.
+    /// A link carries nothing more: the events that it carried, or whose writes it carried, go again over another.
     pub(crate) fn leave(&mut self, index: usize) {
         for (carrier, lane) in self.carriers.iter_mut().zip(&mut self.lanes) {
-            if *carrier == Some(index) {
+            let was_carrier = *carrier == Some(index);
+            if was_carrier {
                 *carrier = None;
-                lane.send_again();
             }
+            lane.leave(index, was_carrier);
         }
     }
 
@@ -110,24 +114,17 @@ impl Peer {
 
     /// Takes a request of the user, or hands it back when the lane is full.
     pub(crate) fn enqueue(&mut self, request: WorkRequest) -> Result<(), WorkRequest> {
-        let lane_index = request.priority.index() as u8;
         let lane = &mut self.lanes[request.priority.index()];
         if lane.is_full() {
             return Err(request);
         }
         let WorkRequest { id, operation, .. } = request;
         match operation {
-            Operation::Send { message } => {
-                lane.add_event(id, |sequence| {
-                    Frame::Message { lane: lane_index, sequence, bytes: &message }.encode()
-                });
-            }
+            Operation::Send { message } => lane.add_message(id, message),
             Operation::Write { source, target, rows, immediate } => {
                 lane.add_request(id, Operation::Write { source, target, rows, immediate: None });
                 if let Some(value) = immediate {
-                    lane.add_event(0, |sequence| {
-                        Frame::Immediate { lane: lane_index, sequence, value }.encode()
-                    });
+                    lane.add_immediate(value);
                 }
             }
             operation @ Operation::Read { .. } => lane.add_request(id, operation),
@@ -140,7 +137,8 @@ impl Peer {
     /// Our slices that a dead link had: reads go again at once, writes when the peer has fenced the link.
     pub(crate) fn fence(&mut self, name: LinkName, failed: Vec<(usize, Slice)>, now: Instant) {
         let mut writes = Vec::new();
-        for (lane, slice) in failed.into_iter().rev() {
+        for (lane, mut slice) in failed.into_iter().rev() {
+            slice.is_last = false;
             match slice.operation {
                 Operation::Read { .. } => self.lanes[lane].waiting.push_front(slice),
                 _ => writes.push((lane, slice)),
@@ -160,12 +158,23 @@ impl Peer {
         names.into_iter().for_each(|name| self.say(&Frame::LinkDown { name }));
     }
 
-    /// The peer has confirmed: the writes go again.
-    pub(crate) fn fenced(&mut self, name: LinkName) {
-        let Some(at) = self.fences.iter().position(|fence| fence.name == name) else { return };
+    /// The peer has confirmed: the writes go again, but for those that it has delivered the events of. Gives the ids of requests
+    /// that have landed with these.
+    pub(crate) fn fenced(&mut self, name: LinkName, delivered: [u64; Priority::ALL.len()]) -> Vec<u64> {
+        let mut landed = Vec::new();
+        let Some(at) = self.fences.iter().position(|fence| fence.name == name) else { return landed };
         for (lane, slice) in self.fences.swap_remove(at).slices {
-            self.lanes[lane].waiting.push_front(slice);
+            if self.lanes[lane].was_delivered(slice.request, delivered[lane]) {
+                landed.extend(self.lanes[lane].slice_done(slice.request));
+            } else {
+                self.lanes[lane].waiting.push_front(slice);
+            }
         }
+        landed
+    }
+
+    fn delivered(&self) -> [u64; Priority::ALL.len()] {
+        std::array::from_fn(|lane| self.arrivals[lane].delivered)
     }
 
     pub(crate) fn is_fence_overdue(&self, now: Instant) -> bool {
@@ -180,14 +189,14 @@ impl Peer {
                 self.owed.push(name);
             }
         } else {
-            self.say(&Frame::Fenced { name });
+            self.say(&Frame::Fenced { name, delivered: self.delivered() });
         }
     }
 
     pub(crate) fn settle_fence_for_peer(&mut self, name: LinkName) {
         if let Some(at) = self.owed.iter().position(|owed| *owed == name) {
             self.owed.swap_remove(at);
-            self.say(&Frame::Fenced { name });
+            self.say(&Frame::Fenced { name, delivered: self.delivered() });
         }
     }
 
@@ -236,7 +245,7 @@ impl Peer {
                 let request = slice.request;
                 self.lanes[lane].waiting.push_front(slice);
                 self.lanes[lane].cut(request);
-                slice = Slice { request, operation: front };
+                slice = Slice { request, operation: front, is_last: false };
             }
             let bytes = u64::from(bytes_of(&slice.operation));
             let chosen = self.choose(rails, bytes, config.link_window_bytes, full);
@@ -253,6 +262,7 @@ impl Peer {
                 full |= 1 << index;
                 continue;
             }
+            self.lanes[lane].slice_posted(slice.request, slice.is_last, index);
             link.outstanding_bytes += bytes;
             let (inner, ahead) = ((link.rail, inner), link.outstanding_bytes);
             let flying = Flying { peer: id, lane, inner, link: index, slice, bytes, ahead, posted_at: now };
@@ -262,24 +272,44 @@ impl Peer {
         false
     }
 
-    /// Posts the events of a lane that may go; true when one did not fit.
-    pub(crate) fn pump_events<F: Fabric>(&mut self, lane: usize, rails: &mut [Rail<F>]) -> bool {
-        loop {
-            if self.lanes[lane].next_event().is_none() {
-                return false;
-            }
+    /// Posts the events of a lane that may go, and markers before them; true when one did not fit.
+    pub(crate) fn pump_events<F: Fabric>(
+        &mut self,
+        lane: usize,
+        rails: &mut [Rail<F>],
+        counters: &BondCounters,
+    ) -> bool {
+        while self.lanes[lane].has_event() {
             let Some(carrier) = self.carrier(lane, rails) else { return false };
-            let link = &self.links[carrier];
-            let (Some(inner), Some(frame)) = (link.inner, self.lanes[lane].next_event()) else {
-                return false;
+            let (index, frame) = match self.lanes[lane].next(carrier) {
+                Next::Nothing => return false,
+                Next::Marker { link, sequence } => {
+                    (link, Some(Frame::Marker { lane: lane as u8, sequence }.encode()))
+                }
+                Next::Event { behind } => {
+                    let frame = self.lanes[lane].event_frame(lane as u8, self.names(behind));
+                    (carrier, frame)
+                }
             };
-            let operation = Operation::Send { message: frame.into() };
+            let link = &self.links[index];
+            let (Some(inner), Some(message)) = (link.inner, frame) else { return false };
+            let operation = Operation::Send { message };
             let post = WorkRequest { id: 0, peer: inner, priority: Priority::ALL[lane], operation };
             if rails[link.rail].fabric.post(post).is_err() {
                 return true;
             }
-            self.lanes[lane].event_sent();
+            if index == carrier {
+                self.lanes[lane].event_sent();
+            } else {
+                self.lanes[lane].marked(index);
+                BondCounters::add(&counters.markers_sent, 1);
+            }
         }
+        false
+    }
+
+    fn names(&self, links: LinkSet) -> Vec<LinkName> {
+        links.iter().map(|link| LinkName { link: link as u8, epoch: self.links[link].epoch }).collect()
     }
 
     /// The link for the events of a lane: always the same while some are not acknowledged, so that they arrive in
@@ -318,7 +348,7 @@ impl Peer {
             self.control.pop_front();
         }
         if self.ack_due {
-            let received = [self.lanes[0].received, self.lanes[1].received];
+            let received = self.delivered();
             if !say(Frame::Ack { received }.encode()) {
                 return true;
             }

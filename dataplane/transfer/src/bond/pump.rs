@@ -41,7 +41,7 @@ impl<F: Fabric> Bond<F> {
             is_left |= peer.pump_slices(id, lane, &mut self.rails, &self.config, now, &mut air);
         }
         for lane in 0..peer.lanes.len() {
-            is_left |= peer.pump_events(lane, &mut self.rails);
+            is_left |= peer.pump_events(lane, &mut self.rails, &self.counters);
         }
         is_left
     }

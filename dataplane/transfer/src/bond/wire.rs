@@ -1,8 +1,10 @@
 //! What bonded nodes tell each other, in messages of the rails: a kind byte, then little-endian fields.
 
+/// Links that one event may wait for: all but the one that it comes over.
+const BEHIND_MAX: usize = super::LINKS_MAX - 1;
 /// Bytes that a frame adds to a message at most.
-pub(crate) const FRAME_BYTES: usize = 16;
-const MAGIC: u64 = u64::from_le_bytes(*b"KVSRBND1");
+pub(crate) const FRAME_BYTES: usize = 11 + BEHIND_MAX * 5;
+const MAGIC: u64 = u64::from_le_bytes(*b"KVSRBND2");
 
 const HELLO: u8 = 0xB0;
 const WELCOME: u8 = 0xB1;
@@ -11,6 +13,7 @@ const IMMEDIATE: u8 = 2;
 const ACK: u8 = 3;
 const LINK_DOWN: u8 = 4;
 const FENCED: u8 = 5;
+const MARKER: u8 = 6;
 
 /// One link of a bond, as it was made the `epoch`-th time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,23 +22,26 @@ pub(crate) struct LinkName {
     pub(crate) epoch: u32,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
     /// First message on a link, from the node that connected. With one link, the only frame ever.
     Hello { session: u64, links: u8, name: LinkName },
     /// The answer to it. A session that goes on meets the same incarnation again; a node that has started anew, or has
     /// ended the session, is another one.
     Welcome { incarnation: u64 },
-    /// A message of the users, number `sequence` of its lane.
-    Message { lane: u8, sequence: u64, bytes: &'a [u8] },
+    /// A message of the users, number `sequence` of its lane. The writes before it have landed when the markers of this number
+    /// have come over the links `behind`.
+    Message { lane: u8, sequence: u64, behind: Vec<LinkName>, bytes: &'a [u8] },
     /// An immediate of the users, alike.
-    Immediate { lane: u8, sequence: u64, value: u32 },
+    Immediate { lane: u8, sequence: u64, behind: Vec<LinkName>, value: u32 },
+    /// What this link carries of the writes before event `sequence` of a lane is before this marker.
+    Marker { lane: u8, sequence: u64 },
     /// Messages and immediates up to these numbers, by lane, were delivered.
     Ack { received: [u64; 2] },
     /// This link has failed here. Tell me when nothing that I sent over it can arrive any more.
     LinkDown { name: LinkName },
-    /// It cannot.
-    Fenced { name: LinkName },
+    /// It cannot. Events up to these numbers, by lane, were delivered; none after them will be on account of what it brought.
+    Fenced { name: LinkName, delivered: [u64; 2] },
 }
 
 impl<'a> Frame<'a> {
@@ -54,16 +60,22 @@ impl<'a> Frame<'a> {
                 out.extend(MAGIC.to_le_bytes());
                 out.extend(incarnation.to_le_bytes());
             }
-            Self::Message { lane, sequence, bytes } => {
+            Self::Message { lane, sequence, behind, bytes } => {
                 out.reserve(bytes.len());
                 out.extend([MESSAGE, *lane]);
                 out.extend(sequence.to_le_bytes());
+                put_names(&mut out, behind);
                 out.extend(*bytes);
             }
-            Self::Immediate { lane, sequence, value } => {
+            Self::Immediate { lane, sequence, behind, value } => {
                 out.extend([IMMEDIATE, *lane]);
                 out.extend(sequence.to_le_bytes());
+                put_names(&mut out, behind);
                 out.extend(value.to_le_bytes());
+            }
+            Self::Marker { lane, sequence } => {
+                out.extend([MARKER, *lane]);
+                out.extend(sequence.to_le_bytes());
             }
             Self::Ack { received } => {
                 out.push(ACK);
@@ -73,9 +85,10 @@ impl<'a> Frame<'a> {
                 out.push(LINK_DOWN);
                 put_name(&mut out, name);
             }
-            Self::Fenced { name } => {
+            Self::Fenced { name, delivered } => {
                 out.push(FENCED);
                 put_name(&mut out, name);
+                delivered.iter().for_each(|sequence| out.extend(sequence.to_le_bytes()));
             }
         }
         out.into_boxed_slice()
@@ -98,27 +111,36 @@ impl<'a> Frame<'a> {
                 let (incarnation, rest) = u64_of(rest)?;
                 ((magic == MAGIC).then_some(Self::Welcome { incarnation })?, rest)
             }
-            MESSAGE | IMMEDIATE => {
+            MESSAGE | IMMEDIATE | MARKER => {
                 let (&lane, rest) = rest.split_first()?;
                 let (sequence, rest) = u64_of(rest)?;
                 if lane > 1 {
                     return None;
                 }
-                if kind == MESSAGE {
-                    (Self::Message { lane, sequence, bytes: rest }, &rest[..0])
+                if kind == MARKER {
+                    (Self::Marker { lane, sequence }, rest)
                 } else {
-                    let (value, rest) = rest.split_first_chunk()?;
-                    (Self::Immediate { lane, sequence, value: u32::from_le_bytes(*value) }, rest)
+                    let (behind, rest) = names_of(rest)?;
+                    if kind == MESSAGE {
+                        (Self::Message { lane, sequence, behind, bytes: rest }, &rest[..0])
+                    } else {
+                        let (value, rest) = rest.split_first_chunk()?;
+                        (Self::Immediate { lane, sequence, behind, value: u32::from_le_bytes(*value) }, rest)
+                    }
                 }
             }
             ACK => {
-                let (urgent, rest) = u64_of(rest)?;
-                let (background, rest) = u64_of(rest)?;
-                (Self::Ack { received: [urgent, background] }, rest)
+                let (received, rest) = lanes_of(rest)?;
+                (Self::Ack { received }, rest)
             }
-            LINK_DOWN | FENCED => {
+            LINK_DOWN => {
                 let (name, rest) = name_of(rest)?;
-                (if kind == FENCED { Self::Fenced { name } } else { Self::LinkDown { name } }, rest)
+                (Self::LinkDown { name }, rest)
+            }
+            FENCED => {
+                let (name, rest) = name_of(rest)?;
+                let (delivered, rest) = lanes_of(rest)?;
+                (Self::Fenced { name, delivered }, rest)
             }
             _ => return None,
         };
@@ -137,6 +159,31 @@ fn name_of(bytes: &[u8]) -> Option<(LinkName, &[u8])> {
     Some((LinkName { link, epoch: u32::from_le_bytes(*epoch) }, rest))
 }
 
+fn put_names(out: &mut Vec<u8>, names: &[LinkName]) {
+    out.push(names.len() as u8);
+    names.iter().for_each(|name| put_name(out, name));
+}
+
+fn names_of(bytes: &[u8]) -> Option<(Vec<LinkName>, &[u8])> {
+    let (&count, mut rest) = bytes.split_first()?;
+    if usize::from(count) > BEHIND_MAX {
+        return None;
+    }
+    let mut names = Vec::with_capacity(count.into());
+    for _ in 0..count {
+        let (name, behind) = name_of(rest)?;
+        names.push(name);
+        rest = behind;
+    }
+    Some((names, rest))
+}
+
+fn lanes_of(bytes: &[u8]) -> Option<([u64; 2], &[u8])> {
+    let (urgent, rest) = u64_of(bytes)?;
+    let (background, rest) = u64_of(rest)?;
+    Some(([urgent, background], rest))
+}
+
 fn u64_of(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (word, rest) = bytes.split_first_chunk()?;
     Some((u64::from_le_bytes(*word), rest))
@@ -152,16 +199,17 @@ mod tests {
         let frames = [
             Frame::Hello { session: u64::MAX, links: 3, name },
             Frame::Welcome { incarnation: 1 << 50 },
-            Frame::Message { lane: 1, sequence: 9, bytes: b"bytes" },
-            Frame::Message { lane: 0, sequence: 0, bytes: b"" },
-            Frame::Immediate { lane: 0, sequence: 1 << 40, value: 0xABCD },
+            Frame::Message { lane: 1, sequence: 9, behind: vec![name; BEHIND_MAX], bytes: b"bytes" },
+            Frame::Message { lane: 0, sequence: 0, behind: Vec::new(), bytes: b"" },
+            Frame::Immediate { lane: 0, sequence: 1 << 40, behind: vec![name], value: 0xABCD },
+            Frame::Marker { lane: 1, sequence: 5 },
             Frame::Ack { received: [3, u64::MAX] },
             Frame::LinkDown { name },
-            Frame::Fenced { name },
+            Frame::Fenced { name, delivered: [7, 1 << 33] },
         ];
         for frame in frames {
             let bytes = frame.encode();
-            assert_eq!(Frame::decode(&bytes), Some(frame));
+            assert_eq!(Frame::decode(&bytes).as_ref(), Some(&frame));
             let is_message = matches!(frame, Frame::Message { .. });
             assert!(is_message || Frame::decode(&bytes[..bytes.len() - 1]).is_none(), "cut: {frame:?}");
             let longer = [&bytes[..], b"x"].concat();
@@ -172,7 +220,10 @@ mod tests {
             Frame::decode(&Frame::Hello { session: 1, links: 2, name }.encode()).is_none(),
             "link 2 of 2"
         );
-        let overhead = Frame::Message { lane: 0, sequence: 0, bytes: b"" }.encode().len();
-        assert!(overhead <= FRAME_BYTES);
+        let behind = vec![name; BEHIND_MAX];
+        assert_eq!(Frame::Message { lane: 0, sequence: 0, behind, bytes: b"" }.encode().len(), FRAME_BYTES);
+        let behind = vec![name; BEHIND_MAX + 1];
+        let crowded = Frame::Immediate { lane: 0, sequence: 0, behind, value: 1 }.encode();
+        assert!(Frame::decode(&crowded).is_none(), "more links than there are");
     }
 }
