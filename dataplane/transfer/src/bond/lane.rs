@@ -388,3 +388,112 @@ impl Lane {
         ids
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dataplane_fabric::testing::pool;
+    use dataplane_fabric::{Source, Target};
+
+    use super::*;
+
+    fn write() -> Operation {
+        let slot = pool("lane").acquire().expect("a slot");
+        let source = Source::Slot { slot, offset: 0, len: 8 };
+        let target = Target { slot: 0, generation: 0, offset: 0 };
+        Operation::Write { source, target, rows: None, immediate: None }
+    }
+
+    /// A lane with so many writes and an event behind them, the writes posted to these links.
+    fn posted(links: &[usize]) -> Lane {
+        let mut lane = Lane::default();
+        links.iter().for_each(|_| lane.add_request(0, write()));
+        lane.add_immediate(7);
+        for &link in links {
+            let slice = lane.waiting.pop_front().expect("a slice");
+            lane.slice_posted(slice.request, slice.is_last, link);
+        }
+        lane
+    }
+
+    #[test]
+    fn an_event_follows_markers_on_every_other_link_that_took_writes() {
+        let mut lane = Lane::default();
+        lane.add_request(0, write());
+        lane.add_immediate(7);
+        assert_eq!(lane.next(0), Next::Nothing, "its write is not posted");
+        let mut lane = posted(&[0, 3, 1]);
+        assert_eq!(lane.next(1), Next::Marker { link: 0, sequence: 1 });
+        lane.marked(0);
+        assert_eq!(lane.next(1), Next::Marker { link: 3, sequence: 1 });
+        lane.marked(3);
+        let Next::Event { behind } = lane.next(1) else { panic!("{:?}", lane.next(1)) };
+        assert_eq!(behind.iter().collect::<Vec<_>>(), [0, 3]);
+        assert_eq!(lane.next(3), Next::Marker { link: 1, sequence: 1 }, "over another link");
+        lane.event_sent();
+        assert!(!lane.has_event() && !lane.may_change_carrier());
+        assert_eq!(posted(&[2]).next(2), Next::Event { behind: LinkSet::default() }, "its own link");
+    }
+
+    #[test]
+    fn when_a_link_fails_its_events_wait_for_completions_and_go_again() {
+        let mut lane = posted(&[0, 1]);
+        lane.marked(1);
+        lane.event_sent();
+        lane.leave(2, false);
+        assert!(!lane.has_event(), "a link that had nothing of it");
+        lane.leave(1, false);
+        assert_eq!(lane.next(0), Next::Nothing, "two writes have not completed");
+        assert!(lane.slice_done(0).is_none() && lane.slice_done(1).is_none());
+        assert_eq!(lane.next(0), Next::Event { behind: LinkSet::default() });
+        lane.event_sent();
+        lane.acknowledged(1, &mut Vec::new());
+        assert!(lane.is_idle());
+    }
+
+    #[test]
+    fn writes_of_a_delivered_event_have_landed() {
+        let mut lane = posted(&[0, 1]);
+        lane.add_request(0, write());
+        assert!(lane.was_delivered(1, 1) && !lane.was_delivered(1, 0) && !lane.was_delivered(2, 1));
+    }
+
+    #[test]
+    fn events_are_delivered_in_turn_when_their_markers_have_come() {
+        let [one, two, again] = [(1, 1), (2, 1), (2, 2)].map(|(link, epoch)| LinkName { link, epoch });
+        let mut arrivals = Arrivals::default();
+        assert!(arrivals.take(2, one, Vec::new(), 'b'), "not the next: it will come again");
+        assert!(arrivals.take(1, one, vec![two], 'a') && arrivals.take(2, one, Vec::new(), 'b'));
+        let none = |_| None;
+        assert_eq!(arrivals.next(none), None);
+        assert_eq!(arrivals.next(|name| (name == again).then_some(9)), None, "of another connection");
+        let marker = |name| (name == two).then_some(1);
+        assert_eq!(
+            [arrivals.next(marker), arrivals.next(marker), arrivals.next(marker)],
+            [Some('a'), Some('b'), None]
+        );
+        assert!(arrivals.take(1, one, Vec::new(), 'a') && arrivals.next(none).is_none(), "it was delivered");
+    }
+
+    #[test]
+    fn what_an_ended_connection_brought_delivers_nothing_any_more() {
+        let [one, two] = [1, 2].map(|link| LinkName { link, epoch: 1 });
+        for (ended, over, behind) in [(one, one, vec![two]), (two, one, vec![two])] {
+            let mut arrivals = Arrivals::default();
+            assert!(arrivals.take(1, over, behind, 'a'));
+            arrivals.link_down(ended);
+            assert_eq!(arrivals.next(|_| Some(1)), None, "its writes may be posted again");
+            assert!(arrivals.take(1, two, Vec::new(), 'a'));
+            assert_eq!(arrivals.next(|_| None), Some('a'), "it was sent again");
+        }
+    }
+
+    #[test]
+    fn a_peer_may_not_send_more_events_than_it_may_have_unacknowledged() {
+        let name = LinkName { link: 0, epoch: 1 };
+        let mut arrivals = Arrivals::default();
+        for sequence in 1..=UNACKNOWLEDGED_MAX as u64 {
+            assert!(arrivals.take(sequence, name, vec![name], ()));
+        }
+        assert!(!arrivals.take(UNACKNOWLEDGED_MAX as u64 + 1, name, vec![name], ()));
+    }
+}
