@@ -34,13 +34,13 @@ pub struct Rails {
     pub names: Vec<String>,
     /// The kinds that opened, best first.
     pub kinds: Vec<Transport>,
-    /// Counters of each transport, and `all` for the bond.
+    /// Counters of each transport, and of what the bond gives it to carry.
     pub counters: Vec<RailCounters>,
 }
 
 /// The counters of one transport.
 pub struct RailCounters {
-    /// `shm`, `tcp`, `rdma DEVICE` or `all`.
+    /// `shm`, `tcp` or `rdma DEVICE`.
     pub name: String,
     /// Reads all of its counters.
     pub read: Box<dyn Fn() -> Vec<CounterSample> + Send + Sync>,
@@ -116,7 +116,11 @@ pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError>
     let RailsBuilder { rails, address, names, mut counters, .. } = builder;
     let bond = Bond::new(rails, config.bond, Box::new(Instant::now));
     let links = Arc::clone(bond.counters());
-    counters.push(RailCounters { name: "all".to_owned(), read: Box::new(move || links.snapshot().to_vec()) });
+    // One of the transports' own counters for each rail, in their order.
+    for rail in 0..counters.len() {
+        let (links, name) = (Arc::clone(&links), counters[rail].name.clone());
+        counters.push(RailCounters { name, read: Box::new(move || links.snapshot(rail).to_vec()) });
+    }
     Ok(Rails { bond, address, names, kinds, counters })
 }
 

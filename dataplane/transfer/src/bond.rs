@@ -18,6 +18,7 @@
 //! Driven by one thread; time comes from the clock that is given. The pass-through allocates nothing; slices and
 //! events of a bonded peer do.
 
+mod counters;
 mod events;
 mod lane;
 mod link;
@@ -29,7 +30,6 @@ mod wire;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::{
@@ -37,6 +37,8 @@ use dataplane_fabric::{
 };
 use dataplane_memory::Slab;
 
+pub use counters::BondCounters;
+use counters::Paces;
 use lane::Slice;
 use peer::Peer;
 use wire::{FRAME_BYTES, Frame};
@@ -119,62 +121,6 @@ struct Inner {
     failed: Vec<(usize, Slice)>,
 }
 
-/// What has happened to a bond so far. Each counter only grows.
-#[derive(Debug, Default)]
-pub struct BondCounters {
-    links_failed: AtomicU64,
-    links_restored: AtomicU64,
-    slices_retried: AtomicU64,
-    markers_sent: AtomicU64,
-    markers_received: AtomicU64,
-}
-
-impl BondCounters {
-    fn add(counter: &AtomicU64, value: u64) {
-        counter.fetch_add(value, Ordering::Relaxed);
-    }
-
-    /// Links that ended while their peer went on over others.
-    #[must_use]
-    pub fn links_failed(&self) -> u64 {
-        self.links_failed.load(Ordering::Relaxed)
-    }
-
-    /// Links that were made again.
-    #[must_use]
-    pub fn links_restored(&self) -> u64 {
-        self.links_restored.load(Ordering::Relaxed)
-    }
-
-    /// Slices posted again on another link.
-    #[must_use]
-    pub fn slices_retried(&self) -> u64 {
-        self.slices_retried.load(Ordering::Relaxed)
-    }
-
-    /// Markers of peers that have come behind their writes.
-    #[must_use]
-    pub fn markers_received(&self) -> u64 {
-        self.markers_received.load(Ordering::Relaxed)
-    }
-
-    /// Name, help text and value of each.
-    #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 5] {
-        [
-            ("links_failed", "Links that ended while their peer went on over others", self.links_failed()),
-            ("links_restored", "Links that were made again", self.links_restored()),
-            ("slices_retried", "Slices posted again on another link", self.slices_retried()),
-            (
-                "markers_sent",
-                "Markers sent behind the writes that a link took, for an event on another link",
-                self.markers_sent.load(Ordering::Relaxed),
-            ),
-            ("markers_received", "Such markers that peers sent", self.markers_received()),
-        ]
-    }
-}
-
 /// Several transports as one. See the module's documentation.
 pub struct Bond<F> {
     rails: Vec<Rail<F>>,
@@ -190,6 +136,7 @@ pub struct Bond<F> {
     next_slice: u64,
     random: u64,
     counters: Arc<BondCounters>,
+    paces: Paces,
     out: VecDeque<Event>,
     scratch: Vec<Event>,
     /// Peers with something to pump.
@@ -209,6 +156,8 @@ impl<F: Fabric> Bond<F> {
         let mut shown = rails.iter().filter_map(|rail| Some(Arc::as_ptr(&rail.fabric.shown_slab()?)));
         let first = shown.next();
         assert!(shown.all(|slab| Some(slab) == first), "all rails show their peers one slab");
+        let counters = Arc::new(BondCounters::new(rails.len()));
+        let paces = Paces::new(rails.iter().map(|rail| rail.rank).collect());
         Self {
             rails,
             config,
@@ -221,7 +170,8 @@ impl<F: Fabric> Bond<F> {
             next_peer: 1,
             next_slice: SLICE_BIT,
             random: config.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-            counters: Arc::default(),
+            counters,
+            paces,
             out: VecDeque::new(),
             scratch: Vec::new(),
             dirty: Vec::new(),

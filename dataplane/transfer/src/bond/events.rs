@@ -4,10 +4,11 @@ use std::time::Instant;
 
 use dataplane_fabric::{Completion, Event, Fabric, PeerId};
 
+use super::counters::RailCounts;
 use super::link::{Link, State};
 use super::peer::Peer;
 use super::wire::{Frame, LinkName};
-use super::{Bond, BondCounters, Inner, LINKS_MAX, SLICE_BIT, STRANGERS_MAX};
+use super::{Bond, Inner, LINKS_MAX, SLICE_BIT, STRANGERS_MAX};
 
 impl<F: Fabric> Bond<F> {
     pub(super) fn digest(&mut self, rail: usize, event: Event, now: Instant) {
@@ -29,7 +30,7 @@ impl<F: Fabric> Bond<F> {
             Event::PeerDown { peer, reason } => {
                 self.strangers.remove(&(rail, peer));
                 if let Some(inner) = self.inners.remove(&(rail, peer)) {
-                    self.link_down(inner, &reason, now);
+                    self.link_down(rail, inner, &reason, now);
                 }
             }
         }
@@ -132,7 +133,8 @@ impl<F: Fabric> Bond<F> {
     pub(super) fn link_up(&mut self, id: PeerId, index: usize) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let link = &mut peer.links[index];
-        BondCounters::add(&self.counters.links_restored, u64::from(link.epoch > 1));
+        let restored = &self.counters.rail(link.rail).links_restored;
+        RailCounts::add(restored, u64::from(link.epoch > 1));
         link.state = State::Up;
         link.failures = 0;
         let we_connected = link.address.is_some();
@@ -161,6 +163,11 @@ impl<F: Fabric> Bond<F> {
             Completion::Done => {
                 let elapsed = now.saturating_duration_since(flying.posted_at);
                 peer.links[flying.link].pace.measured(flying.ahead, elapsed);
+                let (rail, _) = flying.inner;
+                let counts = self.counters.rail(rail);
+                RailCounts::add(&counts.bytes, flying.bytes);
+                RailCounts::add(&counts.slices, 1);
+                self.paces.measured(rail, flying.ahead, elapsed, now, counts);
                 let done = peer.lanes[flying.lane].slice_done(flying.slice.request);
                 let completed = |id| Event::Completed { id, completion: Completion::Done };
                 self.out.extend(done.map(completed));
@@ -230,7 +237,7 @@ impl<F: Fabric> Bond<F> {
                 if link.epoch == epoch {
                     let last = &mut link.markers[usize::from(lane)];
                     *last = sequence.max(*last);
-                    BondCounters::add(&self.counters.markers_received, 1);
+                    RailCounts::add(&self.counters.rail(rail).markers_received, 1);
                     self.deliver_arrived(id, lane.into());
                 }
             }

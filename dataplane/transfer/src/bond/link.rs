@@ -76,6 +76,10 @@ impl Default for Pace {
 }
 
 impl Pace {
+    pub(crate) fn nanos_per_kib(&self) -> f64 {
+        self.nanos_per_kib
+    }
+
     /// When a slice posted behind `bytes` would be done.
     pub(crate) fn finish_nanos(&self, bytes: u64) -> u64 {
         (bytes as f64 / 1024.0 * self.nanos_per_kib) as u64

@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::{Completion, ConnectError, Event, Fabric, PeerId};
 
+use super::counters::RailCounts;
 use super::link::{Link, State};
 use super::wire::LinkName;
-use super::{Bond, BondCounters, GREET_WITHIN, Inner, LINKS_MAX};
+use super::{Bond, GREET_WITHIN, Inner, LINKS_MAX};
 
 impl<F: Fabric> Bond<F> {
     /// The rail for the `nth` address of a transport: addresses and rails of one name are paired in order.
@@ -65,7 +66,7 @@ impl<F: Fabric> Bond<F> {
     }
 
     /// A connection is over, and nothing can arrive over it here any more.
-    pub(super) fn link_down(&mut self, inner: Inner, reason: &str, now: Instant) {
+    pub(super) fn link_down(&mut self, rail: usize, inner: Inner, reason: &str, now: Instant) {
         let Inner { peer: id, link: index, epoch, failed } = inner;
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let name = LinkName { link: index as u8, epoch };
@@ -89,11 +90,12 @@ impl<F: Fabric> Bond<F> {
             return self.end(id);
         }
         tracing::warn!(?id, index, reason, "bond: a link failed; the peer goes on over the others");
-        BondCounters::add(&self.counters.links_failed, 1);
+        let counts = self.counters.rail(rail);
+        RailCounts::add(&counts.links_failed, 1);
         if is_current {
             peer.leave(index);
         }
-        BondCounters::add(&self.counters.slices_retried, failed.len() as u64);
+        RailCounts::add(&counts.slices_retried, failed.len() as u64);
         peer.repeat();
         peer.fence(name, failed, now);
         if is_current {

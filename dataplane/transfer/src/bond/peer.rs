@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use dataplane_fabric::{Event, Fabric, Full, Operation, PeerId, Priority, WorkRequest};
 
+use super::counters::{BondCounters, RailCounts};
 use super::lane::{Arrivals, Lane, LinkSet, Next, Slice};
 use super::link::{Link, State};
 use super::wire::{Frame, LinkName};
-use super::{Air, BondConfig, BondCounters, FENCE_WITHIN, Flying, GREET_WITHIN, Rail};
+use super::{Air, BondConfig, FENCE_WITHIN, Flying, GREET_WITHIN, Rail};
 use crate::pieces::{bytes_of, split_front};
 
 /// Events of a peer that may arrive before the connection was announced.
@@ -302,7 +303,7 @@ impl Peer {
                 self.lanes[lane].event_sent();
             } else {
                 self.lanes[lane].marked(index);
-                BondCounters::add(&counters.markers_sent, 1);
+                RailCounts::add(&counters.rail(link.rail).markers_sent, 1);
             }
         }
         false
