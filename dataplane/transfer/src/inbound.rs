@@ -39,6 +39,17 @@ struct PartToVerify {
     blocks_done: usize,
 }
 
+/// What the sender may do with our slots.
+#[derive(Debug, Clone, Copy)]
+enum Access {
+    /// It has not been told of them.
+    Untold,
+    /// It may write them. What was agreed with it.
+    Writing(Terms),
+    /// It can write no more: the outcome to report when the remaining verification, by processor or device, has ended.
+    Over(Terms, Outcome),
+}
+
 /// One transfer that we wait for.
 #[derive(Debug)]
 pub(crate) struct Inbound {
@@ -56,9 +67,7 @@ pub(crate) struct Inbound {
     pub(crate) corrupted: bool,
     /// Tells the device's sums of its slots from others; `None`: the processor takes them.
     pub(crate) number: Option<u64>,
-    /// Set once the sender can write no more: the outcome to report when the remaining verification, by processor or device, has
-    /// ended.
-    pub(crate) ending: Option<Outcome>,
+    access: Access,
     /// Per block: how many layers are verified. By the processor they are the leading ones, by a device any.
     layers_verified: Vec<u16>,
     /// Per block: how many leading layers have landed and are summed by the device.
@@ -68,8 +77,6 @@ pub(crate) struct Inbound {
     /// The device's sums that are wanted.
     pub(crate) sums_open: usize,
     layers: u16,
-    /// What was agreed with the sender, once it has told what it holds.
-    terms: Option<Terms>,
     /// Layers of blocks that were announced, over all parts: each comes once.
     announced_layers: u64,
     /// Parts of which half has come, by their sequence numbers.
@@ -116,13 +123,12 @@ impl Inbound {
             told: None,
             corrupted: false,
             number: None,
-            ending: None,
+            access: Access::Untold,
             layers_verified,
             layers_started,
             verified_blocks: 0,
             sums_open: 0,
             layers,
-            terms: None,
             announced_layers: 0,
             unmatched: HashMap::new(),
             verifying: VecDeque::new(),
@@ -132,7 +138,7 @@ impl Inbound {
 
     /// The sender has said what it holds: it is told of the slots, and may write them.
     pub(crate) fn reserve(&mut self, terms: Terms, now: Instant) {
-        self.terms = Some(terms);
+        self.access = Access::Writing(terms);
         self.told = Some(now);
         self.grants = self.slots.iter().map(|slot| Some(slot.grant())).collect();
     }
@@ -154,7 +160,30 @@ impl Inbound {
 
     /// Whether the sender has been told of the slots.
     pub(crate) fn is_reserved(&self) -> bool {
-        self.terms.is_some()
+        self.terms().is_some()
+    }
+
+    /// What was agreed with the sender, once it has been told of the slots.
+    fn terms(&self) -> Option<Terms> {
+        match self.access {
+            Access::Untold => None,
+            Access::Writing(terms) | Access::Over(terms, _) => Some(terms),
+        }
+    }
+
+    /// The sender can write no more. How it ended first counts: it may say that it has stopped, and close the connection then.
+    pub(crate) fn writes_over(&mut self, outcome: Outcome) {
+        if let Access::Writing(terms) = self.access {
+            self.access = Access::Over(terms, outcome);
+        }
+    }
+
+    /// The outcome to report when all is verified, of a sender that can write no more.
+    pub(crate) fn ending(&self) -> Option<Outcome> {
+        match self.access {
+            Access::Untold | Access::Writing(_) => None,
+            Access::Over(_, outcome) => Some(outcome),
+        }
     }
 
     pub(crate) fn slot_names(&self) -> Vec<SlotName> {
@@ -214,7 +243,7 @@ impl Inbound {
     /// A part has landed and is announced.
     fn start_verification(&mut self, transfer: u64, announcement: Announcement, now: Instant) -> Landing {
         let mut landing = Landing::default();
-        let Some(terms) = self.terms else { return landing };
+        let Some(terms) = self.terms() else { return landing };
         let Some(number) = self.number else {
             self.verifying.push_back(PartToVerify { announcement, since: now, blocks_done: 0 });
             landing.starts_verifying = self.verifying.len() == 1;
@@ -258,7 +287,7 @@ impl Inbound {
 
     fn verify_parts(&mut self, budget: &mut Budget, mut over: impl FnMut(Instant)) -> u64 {
         let mut failures = 0;
-        let Some(terms) = self.terms else { return failures };
+        let Some(terms) = self.terms() else { return failures };
         while let Some(PartToVerify { announcement, since, blocks_done }) = self.verifying.front_mut() {
             let Announcement { first_layer, layers, first_block, sums } = announcement;
             let (first_layer, layers) = (*first_layer, *layers);
@@ -331,7 +360,7 @@ impl Inbound {
 
     /// What the sender has in common with us, and how many leading layers of each block are verified.
     pub(crate) fn view(&self) -> Option<(Cut, &[u16])> {
-        self.terms.map(|terms| (terms.cut, &*self.layers_verified))
+        self.terms().map(|terms| (terms.cut, &*self.layers_verified))
     }
 
     /// Layers were verified: moves on over the blocks that are whole now, over each of them once in a transfer.

@@ -25,7 +25,7 @@ use crate::config::Limits;
 use crate::direct::{Purpose, Summing, Wanted};
 use crate::inbound::Inbound;
 use crate::metrics::TransferCounters;
-use crate::outbound::{Outbound, Pushed};
+use crate::outbound::{Outbound, Pushed, Sending};
 use crate::shard::{Cut, PieceLayout};
 use crate::stages::Stage;
 use crate::timers::{Cancelled, Timer, TimerQueue};
@@ -209,7 +209,7 @@ impl<F: Fabric> TransferNode<F> {
             }
             Command::PushEnd { transfer } => {
                 if let Some(outbound) = self.outbound_for(transfer, now) {
-                    outbound.ended = true;
+                    outbound.end();
                     self.active.insert(transfer);
                 }
             }
@@ -304,13 +304,14 @@ impl<F: Fabric> TransferNode<F> {
             Event::Message { peer, message } => self.take_message(peer, &message, now),
             Event::Completed { id, completion } => {
                 if let Some(transfer) = self.finishing.remove(&id) {
-                    let is_whole = |lease: &Lease<_, Outbound>| !lease.held.is_abandoned;
-                    let is_whole = self.outbound.get(transfer).is_some_and(is_whole);
-                    let posted = self.outbound.get(transfer).and_then(|lease| lease.held.finish_at);
-                    if let Some(posted) = posted.filter(|_| completion == Completion::Done) {
-                        self.counters.stages.observe(Stage::Finish, now.saturating_duration_since(posted));
+                    let sending = self.outbound.get(transfer).map(|lease| lease.held.sending);
+                    let is_done = completion == Completion::Done;
+                    let mut is_complete = false;
+                    if let Some(Sending::Finishing { since, is_whole }) = sending.filter(|_| is_done) {
+                        is_complete = is_whole;
+                        self.counters.stages.observe(Stage::Finish, now.saturating_duration_since(since));
                     }
-                    self.end_outbound(transfer, completion == Completion::Done && is_whole);
+                    self.end_outbound(transfer, is_complete);
                 }
             }
             Event::PeerDown { peer, reason } => self.peer_down(peer, &reason),

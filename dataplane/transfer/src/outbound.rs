@@ -93,6 +93,40 @@ enum Sums {
     },
 }
 
+/// How far the receiver has come.
+#[derive(Debug, Default)]
+enum Receiver {
+    /// Nobody has asked for the blocks.
+    #[default]
+    Absent,
+    /// Messages of its reservation are still to come.
+    Reserving(Reservation),
+    /// The reservation is whole, and from then on as it is: its slots are written to.
+    Reserved {
+        reservation: Reservation,
+        /// When it was whole.
+        since: Instant,
+    },
+}
+
+/// How far the sending of a transfer has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Sending {
+    /// More may be pushed.
+    #[default]
+    Open,
+    /// Nothing more will be pushed; `Finished` follows what was.
+    Ended,
+    /// It was stopped: what was to be sent is not, and `Finished` is to be posted.
+    Abandoned,
+    /// `Finished` is posted; its completion ends the transfer.
+    Finishing {
+        since: Instant,
+        /// Whether everything was sent.
+        is_whole: bool,
+    },
+}
+
 /// Layers of blocks that were pushed, given back.
 #[derive(Debug)]
 pub(crate) struct Pushed {
@@ -104,10 +138,8 @@ pub(crate) struct Pushed {
 /// One transfer that we send.
 #[derive(Debug, Default)]
 pub(crate) struct Outbound {
-    /// Whole, and from then on as it is: its slots are written to.
-    pub(crate) reservation: Option<Reservation>,
-    /// A reservation of which messages are still to come.
-    reserving: Option<Reservation>,
+    receiver: Receiver,
+    pub(crate) sending: Sending,
     /// What the blocks are, once the owner has pushed some.
     pub(crate) content: Option<[u8; 16]>,
     ready: VecDeque<OutboundPart>,
@@ -118,13 +150,6 @@ pub(crate) struct Outbound {
     /// The announcement of the first part, which the fabric has not taken yet.
     announcement: Option<Box<[u8]>>,
     next_sequence: u16,
-    pub(crate) ended: bool,
-    /// `Finished` has been posted; its completion ends the transfer.
-    pub(crate) finish_posted: bool,
-    /// When that was.
-    pub(crate) finish_at: Option<Instant>,
-    /// When its receiver had reserved all of it.
-    pub(crate) reserved_at: Option<Instant>,
     pub(crate) bytes_posted: u64,
     /// Bytes that the processor has summed.
     pub(crate) bytes_summed: u64,
@@ -137,8 +162,6 @@ pub(crate) struct Outbound {
     next_asked: u64,
     /// Whether a part was announced with the device's sums.
     pub(crate) is_direct: bool,
-    /// It was stopped: what was to be sent is not.
-    pub(crate) is_abandoned: bool,
 }
 
 /// The fabric takes no more, or the budget is spent.
@@ -147,46 +170,78 @@ struct Stopped;
 impl Outbound {
     /// Takes one message of a reservation, with the slots from block `offset` of the reservation on. A second reservation
     /// changes nothing.
-    pub(crate) fn reserve(&mut self, offset: usize, part: Reservation) -> Reserved {
-        let reservation = match self.reserving.take() {
-            Some(mut known) if known.is_continued_by(offset, &part) => {
+    pub(crate) fn reserve(&mut self, offset: usize, part: Reservation, now: Instant) -> Reserved {
+        let reservation = match std::mem::take(&mut self.receiver) {
+            Receiver::Absent if offset > 0 => return Reserved::Refused,
+            Receiver::Absent => part,
+            Receiver::Reserving(mut known) if known.is_continued_by(offset, &part) => {
                 known.slots.extend(part.slots);
                 known
             }
-            Some(known) => {
-                let answer = self.repeated(&known, &part);
-                self.reserving = Some(known);
-                return answer;
+            known @ (Receiver::Reserving(_) | Receiver::Reserved { .. }) => {
+                self.receiver = known;
+                return self.repeated(&part);
             }
-            None => match &self.reservation {
-                Some(known) => return self.repeated(known, &part),
-                None if offset > 0 => return Reserved::Refused,
-                None => part,
-            },
         };
         if reservation.slots.len() < reservation.blocks {
-            self.reserving = Some(reservation);
+            self.receiver = Receiver::Reserving(reservation);
             return Reserved::InPart;
         }
-        self.reservation = Some(reservation);
+        self.receiver = Receiver::Reserved { reservation, since: now };
         Reserved::Whole
     }
 
-    /// The answer to a reservation beside the one that is `known`. After `Finished` was posted, a peer that has begun the
+    /// The answer to a reservation beside the one that is known. After `Finished` was posted, a peer that has begun the
     /// transfer anew hears nothing more, unless it is told.
-    fn repeated(&self, known: &Reservation, part: &Reservation) -> Reserved {
-        let is_answered = known.peer == part.peer && (known.tag == part.tag || !self.finish_posted);
+    fn repeated(&self, part: &Reservation) -> Reserved {
+        let is_finishing = matches!(self.sending, Sending::Finishing { .. });
+        let is_answered = self
+            .any_reservation()
+            .is_some_and(|known| known.peer == part.peer && (known.tag == part.tag || !is_finishing));
         if is_answered { Reserved::Repeated } else { Reserved::Refused }
+    }
+
+    /// Its reservation, whole or in part.
+    fn any_reservation(&self) -> Option<&Reservation> {
+        match &self.receiver {
+            Receiver::Absent => None,
+            Receiver::Reserving(reservation) | Receiver::Reserved { reservation, .. } => Some(reservation),
+        }
+    }
+
+    /// Its reservation, once that is whole.
+    pub(crate) fn reservation(&self) -> Option<&Reservation> {
+        match &self.receiver {
+            Receiver::Absent | Receiver::Reserving(_) => None,
+            Receiver::Reserved { reservation, .. } => Some(reservation),
+        }
     }
 
     /// Whether a peer has reserved it, or is about to.
     pub(crate) fn has_receiver(&self) -> bool {
-        self.reservation.is_some() || self.reserving.is_some()
+        self.any_reservation().is_some()
     }
 
     /// Blocks that its receiver has reserved, or has said that it will.
     pub(crate) fn blocks_reserved(&self) -> usize {
-        self.reservation.iter().chain(&self.reserving).map(|known| known.blocks).sum()
+        self.any_reservation().map_or(0, |known| known.blocks)
+    }
+
+    /// Nothing more will be pushed.
+    pub(crate) fn end(&mut self) {
+        if self.sending == Sending::Open {
+            self.sending = Sending::Ended;
+        }
+    }
+
+    /// Whether what was to be sent is not.
+    pub(crate) fn is_stopped(&self) -> bool {
+        matches!(self.sending, Sending::Abandoned | Sending::Finishing { is_whole: false, .. })
+    }
+
+    /// Whether `Finished` is all that is left to post.
+    fn may_finish(&self) -> bool {
+        self.ready.is_empty() && matches!(self.sending, Sending::Ended | Sending::Abandoned)
     }
 
     /// Parts whose sums the processor takes, or those that [`Outbound::ask_sums`] asks a device for.
@@ -278,7 +333,7 @@ impl Outbound {
             let index = block.checked_sub(reservation.first_block);
             index.is_some_and(|index| (index as usize) < reservation.slots.len())
         };
-        is_held && self.reservation.as_ref().is_none_or(is_wanted)
+        is_held && self.reservation().is_none_or(is_wanted)
     }
 
     /// Whether there are parts whose sums the device takes.
@@ -293,7 +348,11 @@ impl Outbound {
             let OutboundPart { first_block, slots, layers, .. } = ready;
             Pushed { first_block, slots, layers }
         };
-        (self.ready.drain(..).map(back).collect(), std::mem::take(&mut self.ended))
+        let is_ended = self.sending == Sending::Ended;
+        if is_ended {
+            self.sending = Sending::Open;
+        }
+        (self.ready.drain(..).map(back).collect(), is_ended)
     }
 
     /// Forgets what was not posted, and announces no more.
@@ -301,18 +360,21 @@ impl Outbound {
         self.ready.clear();
         (self.written_parts, self.announcement) = (0, None);
         self.running_checksum.reset();
-        (self.ended, self.is_abandoned) = (true, true);
+        match &mut self.sending {
+            Sending::Finishing { is_whole, .. } => *is_whole = false,
+            sending => *sending = Sending::Abandoned,
+        }
     }
 
     /// Writes as much as the fabric and the budget take of what is ready. What a device sums is written once it is summed.
     pub(crate) fn write<F: Fabric>(&mut self, fabric: &mut F, budget: &mut Budget, clock: &StageClock<'_>) {
-        if let (Some(known), Some(content)) = (&self.reservation, self.content)
+        if let (Some(known), Some(content)) = (self.reservation(), self.content)
             && known.content != content
         {
             // The two legs are of different requests: not one byte may be mistaken for the other's.
             self.abandon();
         }
-        let Some(reservation) = &self.reservation else { return };
+        let Receiver::Reserved { reservation, since } = &self.receiver else { return };
         while let Some(ready) =
             self.ready.get_mut(self.written_parts).filter(|_| self.written_parts < UNANNOUNCED_PARTS_MAX)
         {
@@ -327,8 +389,7 @@ impl Outbound {
             if let Err(Stopped) = ready.write(reservation, fabric, budget, &mut self.bytes_posted) {
                 return;
             }
-            let from = self.reserved_at.map_or(ready.since, |reserved| reserved.max(ready.since));
-            clock.observe(Stage::Write, from);
+            clock.observe(Stage::Write, ready.since.max(*since));
             ready.since = clock.now;
             self.written_parts += 1;
         }
@@ -344,7 +405,7 @@ impl Outbound {
         budget: &mut Budget,
         clock: &StageClock<'_>,
     ) {
-        let Some(reservation) = &self.reservation else { return };
+        let Receiver::Reserved { reservation, .. } = &self.receiver else { return };
         // An earlier transfer may have spent the budget. One that spends it itself still announces in this round.
         let (before, may_announce) = (budget.spent(), !budget.is_spent());
         let begun = self.ready.len().min(self.written_parts + 1);
@@ -377,18 +438,19 @@ impl Outbound {
             self.ready.pop_front();
             self.written_parts -= 1;
         }
-        if self.ready.is_empty() && self.ended && !self.finish_posted {
+        if self.may_finish() {
             let operation = Operation::Send { message: Message::Finished { transfer }.encode() };
-            self.finish_posted = fabric.post(urgent(finish_id, reservation.peer, operation)).is_ok();
-            self.finish_at = self.finish_posted.then_some(clock.now);
+            if fabric.post(urgent(finish_id, reservation.peer, operation)).is_ok() {
+                let is_whole = self.sending == Sending::Ended;
+                self.sending = Sending::Finishing { since: clock.now, is_whole };
+            }
         }
     }
 
     /// Whether `write` or `announce` can go on without another push, reservation or device sum.
     pub(crate) fn has_work(&self) -> bool {
-        let is_ended = self.ready.is_empty() && self.ended && !self.finish_posted;
         let is_writable = self.ready.get(self.written_parts).is_some_and(|ready| !ready.awaits_device());
-        self.reservation.is_some() && (self.written_parts > 0 || is_writable || is_ended)
+        self.reservation().is_some() && (self.written_parts > 0 || is_writable || self.may_finish())
     }
 }
 

@@ -50,7 +50,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Whether a push of these slots needs no staging, by all that is known of its receiver.
     pub(crate) fn sends_directly(&self, transfer: TransferId, slots: &[SlotRef]) -> bool {
-        let reservation = self.outbound.get(transfer).and_then(|lease| lease.held.reservation.as_ref());
+        let reservation = self.outbound.get(transfer).and_then(|lease| lease.held.reservation());
         reservation.is_none_or(|reservation| reservation.terms.allow_direct())
             && self.reaches_directly(slots, DeviceReach::Local)
     }
@@ -92,7 +92,7 @@ impl<F: Fabric> TransferNode<F> {
     /// Adds a push to a transfer that is known: to be summed by the device, or by the processor.
     pub(super) fn add_push(&mut self, transfer: TransferId, content: [u8; 16], pushed: Pushed) {
         let Some(outbound) = self.outbound.held_mut(transfer) else { return };
-        if outbound.is_abandoned {
+        if outbound.is_stopped() {
             return;
         }
         outbound.content = Some(content);

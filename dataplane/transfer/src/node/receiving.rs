@@ -110,7 +110,7 @@ impl<F: Fabric> TransferNode<F> {
         self.tags.remove(&inbound.tag);
         self.timers.cancel(Timer::Arrival(transfer));
         self.forget_sums(inbound.number);
-        let writes_over = writes_over || inbound.ending.is_some();
+        let writes_over = writes_over || inbound.ending().is_some();
         let granted = inbound.take_grants();
         let unverified = inbound.slots.split_off(inbound.verified_blocks);
         let peer = inbound.peer;
@@ -200,8 +200,7 @@ impl<F: Fabric> TransferNode<F> {
     /// The sender can write no more. What is still to be verified may yet be all that was missing.
     pub(super) fn writes_ended(&mut self, transfer: TransferId, outcome: Outcome) {
         match self.inbound.get_mut(&transfer).filter(|inbound| inbound.is_verifying()) {
-            // How it ended first counts: a sender may say that it has stopped, and close the connection then.
-            Some(inbound) => _ = inbound.ending.get_or_insert(outcome),
+            Some(inbound) => inbound.writes_over(outcome),
             None => self.end_inbound(transfer, outcome, true),
         }
     }
@@ -214,7 +213,7 @@ impl<F: Fabric> TransferNode<F> {
         let Some(inbound) = self.inbound.get(&transfer) else { return };
         if inbound.is_complete() {
             self.end_inbound(transfer, Outcome::Complete, true);
-        } else if let Some(outcome) = inbound.ending.filter(|_| !inbound.is_verifying()) {
+        } else if let Some(outcome) = inbound.ending().filter(|_| !inbound.is_verifying()) {
             let outcome = if inbound.corrupted { Outcome::Corrupted } else { outcome };
             self.end_inbound(transfer, outcome, true);
         }

@@ -43,9 +43,6 @@ impl<F: Fabric> TransferNode<F> {
                 if !terms.allow_direct() {
                     self.give_back_direct(transfer);
                 }
-                if let Some(outbound) = self.outbound.held_mut(transfer) {
-                    outbound.reserved_at = Some(now);
-                }
                 self.active.insert(transfer);
             }
             // One answer to all messages of a reservation.
@@ -81,7 +78,7 @@ impl<F: Fabric> TransferNode<F> {
         }
         let Some(outbound) = self.outbound.held_mut(transfer) else { return Reserved::Refused };
         let before = outbound.blocks_reserved();
-        let reserved = outbound.reserve(offset, part);
+        let reserved = outbound.reserve(offset, part, now);
         if matches!(reserved, Reserved::InPart | Reserved::Whole) {
             let added = outbound.blocks_reserved() - before;
             if let Some(state) = self.peers.get_mut(&peer) {
@@ -106,11 +103,11 @@ impl<F: Fabric> TransferNode<F> {
             turns += 1;
             next = self.next_in_turn(transfer);
             let Some(outbound) = self.outbound.held_mut(transfer) else { continue };
-            let (before, was_abandoned) = (outbound.bytes_posted, outbound.is_abandoned);
+            let (before, was_stopped) = (outbound.bytes_posted, outbound.is_stopped());
             let clock = StageClock { now: self.now, times: &self.counters.stages };
             outbound.write(&mut self.fabric, budget, &clock);
             TransferCounters::add(&self.counters.bytes_sent, outbound.bytes_posted - before);
-            let is_over = outbound.is_abandoned && !was_abandoned;
+            let is_over = outbound.is_stopped() && !was_stopped;
             let number = outbound.number.filter(|_| is_over);
             self.forget_sums(number);
             self.end_turn(transfer, budget.is_spent() || turns == TURNS_MAX);
@@ -128,13 +125,12 @@ impl<F: Fabric> TransferNode<F> {
                 continue;
             };
             let finish_id = self.next_id;
-            let (before, was_posted, was_direct) =
-                (outbound.bytes_summed, outbound.finish_posted, outbound.is_direct);
+            let (before, sending, was_direct) = (outbound.bytes_summed, outbound.sending, outbound.is_direct);
             let clock = StageClock { now: self.now, times: &self.counters.stages };
             outbound.announce(transfer, &mut self.fabric, finish_id, budget, &clock);
             TransferCounters::add(&self.counters.bytes_summed, outbound.bytes_summed - before);
             TransferCounters::add(&self.counters.sent_directly, u64::from(outbound.is_direct && !was_direct));
-            if outbound.finish_posted && !was_posted {
+            if outbound.sending != sending {
                 self.finishing.insert(finish_id, transfer);
                 self.next_id += 1;
             }
@@ -192,7 +188,7 @@ impl<F: Fabric> TransferNode<F> {
     pub(super) fn abandon_outbound(&mut self, transfer: TransferId) {
         let Some(outbound) = self.outbound.held_mut(transfer) else { return };
         outbound.abandon();
-        let (number, has_receiver) = (outbound.number, outbound.reservation.is_some());
+        let (number, has_receiver) = (outbound.number, outbound.reservation().is_some());
         self.forget_sums(number);
         if has_receiver {
             self.active.insert(transfer);
