@@ -202,10 +202,11 @@ pub(crate) fn run(seconds: u64, seed: u64, peers: &str, life: Duration) -> Resul
     ensure!(tcp.is_none() || told > 0 && strangers > 0, "nobody lied: the run shows nothing of it");
     let links = &worker.node.links;
     println!(
-        "links: {} failed while their peer went on, {} made again, {} slices retried",
+        "links: {} failed while their peer went on, {} made again, {} slices retried, {} markers counted",
         links.links_failed(),
         links.links_restored(),
-        links.slices_retried()
+        links.slices_retried(),
+        links.markers_received()
     );
     ensure!(worker.tally.whole > 0, "nothing was handed over: the run shows nothing");
     Ok(())

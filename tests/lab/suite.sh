@@ -46,6 +46,12 @@ soak() { # seconds, the transports of each peer, seconds that a peer lives befor
     "$KVASIR" bench transfer-soak --seconds "$1" --peers "$2" --life "$3"
 }
 
+# What both rails carry for one event is counted by their markers at the receiver.
+soak_over_two_rails() {
+    soak 15 'rdma:rxe0,rdma:rxe1;rdma:rxe0' 4 | tee /run/soak
+    grep '^links:.* [1-9][0-9]* markers counted' /run/soak && sed -n '/^hand-offs/p' /run/soak | tail -n 1
+}
+
 links_failed() { # the soak's output; how many links were lost while their peer went on, at least
     local count
     count=$(sed -n 's/^links: \([0-9]*\) failed.*/\1/p' "$1")
@@ -110,7 +116,7 @@ step "ib_write_bw on the second rail" 30 perftest ib_write_bw rxe1 -s 65536 -n 2
 if [ -n "${KVASIR:-}" ]; then
     step "kvasir doctor" 30 "$KVASIR" doctor
     step "random transfers and killed peers over one rail" 60 soak 15 'rdma:rxe0;rdma:rxe0' 4
-    step "random transfers and killed peers over two rails" 60 soak 15 'rdma:rxe0,rdma:rxe1;rdma:rxe0' 4
+    step "random transfers and killed peers over two rails" 60 soak_over_two_rails
     step "a link goes down and up under random transfers" 90 soak_while_a_link_flaps
     step "a rail is torn out under random transfers" 60 soak_while_a_rail_is_torn_out
     step "kvasir bench transfer beside ib_write_bw" 120 beside_perftest --test bw --op write --sizes 64K --iterations 20
