@@ -10,7 +10,7 @@ pub struct Limits {
     /// Events handled in one poll.
     pub poll_budget: usize,
     /// Bytes per poll that the processor checksums for sending, and the same again for verification; a round may exceed it by one
-    /// chunk of 8 KiB. Posting a write of a hand-off counts 2 KiB, naming a slot to a sender 32 bytes, against a third budget of
+    /// chunk of 8 KiB. Posting a write of a hand-off counts 2 KiB, naming a slot to a sender 128 bytes, against a third budget of
     /// this size. At least 1: 0 is taken as 1.
     pub round_bytes: usize,
     /// After a connection could not be made, the next try waits so long, doubled with each failure up to
