@@ -4,14 +4,14 @@ use dataplane_fabric::{Operation, Rows, Source};
 
 /// How much the front of a range takes, and how far the rest begins behind it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Step {
-    pub(crate) bytes: u32,
-    pub(crate) local: u32,
-    pub(crate) remote: u32,
+struct Step {
+    bytes: u32,
+    local: u32,
+    remote: u32,
 }
 
 /// At most about `bytes_max` off the front of `len` bytes, at least a row; `None` when that is all.
-pub(crate) fn front_of(len: u32, rows: Option<Rows>, bytes_max: u32) -> Option<Step> {
+fn front_of(len: u32, rows: Option<Rows>, bytes_max: u32) -> Option<Step> {
     if len <= bytes_max {
         return None;
     }

@@ -98,6 +98,7 @@ impl<F: Fabric> TransferNode<F> {
         if let Some(address) = &state.address {
             self.backoff.remove(address);
         }
+        self.talking.insert(peer);
         self.timers.set(Timer::Greeting(peer), self.now + GREET_WITHIN);
         self.pump_outbox(peer);
     }
