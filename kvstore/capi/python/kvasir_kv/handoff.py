@@ -28,6 +28,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SOCKET = re.compile(r"^(.*/kvasir-vllm-)([0-9]{1,5})(\.sock)$")
 _ADDRESS_MAX = 255
 """Longest address that is read."""
+SECRET_VARIABLE = "KVASIR_TRANSFER_SECRET"
+"""The environment variable that the library takes the secret from when `transfer.secret_file` names none."""
 RECEIVERS_MAX = 64
 """Most processes of one engine: the library sends a push to so many."""
 
@@ -205,6 +207,20 @@ def socket_name(port: int) -> str:
 def is_reachable(transfer: Mapping[str, Any]) -> bool:
     """Whether others can know where it listens: on a port that the configuration names."""
     return port_of(str(transfer.get("listen", ""))) > 0
+
+
+def exposure(transfer: Mapping[str, Any], rdma: Mapping[str, Any]) -> str | None:
+    """What to say of an engine that listens beyond this machine and asks its peers for no secret."""
+    if transfer.get("secret_file") or os.environ.get(SECRET_VARIABLE):
+        return None
+    addresses = [str(section.get("listen", "")) for section in (transfer, rdma)]
+    beyond = [address for address in addresses if address and not _is_loopback(address)]
+    if not beyond:
+        return None
+    return (
+        f"blocks are handed over on {' and '.join(beyond)} and there is no secret: whoever reaches it writes into the memory of "
+        f"blocks; set transfer.secret_file, or {SECRET_VARIABLE}"
+    )
 
 
 def fingerprint(facts: Mapping[str, object]) -> str:

@@ -88,6 +88,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config or {})
         refuse(vllm_config, kv_cache_config)
         refuse_handoff(vllm_config, self._settings)
+        transfer = self._settings.transfer
+        exposed = handoff.exposure(transfer, self._settings.rdma) if transfer is not None else None
+        if exposed and role == KVConnectorRole.SCHEDULER:
+            logger.warning("KvasirConnector: %s", exposed)
         self._engine = str(self._kv_transfer_config.engine_id)
         self._worker: Worker | None = None
         self._statistics_at = 0.0

@@ -472,6 +472,22 @@ class Places(unittest.TestCase):
         self.assertEqual((told.processes, handoff.is_reachable(transfer)), (2, True))
         self.assertFalse(handoff.is_reachable({"listen": "127.0.0.1:0"}) or handoff.is_reachable({}))
 
+    def test_an_open_engine_without_a_secret_is_told_of(self) -> None:
+        secret = os.environ.pop(handoff.SECRET_VARIABLE, None)
+        try:
+            for listen in ("10.0.0.1:7", "0.0.0.0:7", "[::]:7"):
+                said = handoff.exposure({"listen": listen}, {})
+                self.assertTrue(said and listen in said and "secret" in said, said)
+            self.assertIn("10.0.0.2:8", handoff.exposure({"listen": "127.0.0.1:7"}, {"listen": "10.0.0.2:8"}) or "")
+            for transfer in ({}, {"listen": "127.0.0.1:7"}, {"listen": "[::1]:7"}, {"listen": "10.0.0.1:7", "secret_file": "/s"}):
+                self.assertIsNone(handoff.exposure(transfer, {}))
+            os.environ[handoff.SECRET_VARIABLE] = "0" * 32
+            self.assertIsNone(handoff.exposure({"listen": "10.0.0.1:7"}, {}))
+        finally:
+            os.environ.pop(handoff.SECRET_VARIABLE, None)
+            if secret is not None:
+                os.environ[handoff.SECRET_VARIABLE] = secret
+
     def test_facts_and_hashes_are_told_apart(self) -> None:
         prints = {handoff.fingerprint(facts) for facts in ({}, {"a": 1}, {"a": 2}, {"b": 1})}
         self.assertEqual((len(prints), {len(one) for one in prints}), (4, {16}))
