@@ -62,7 +62,8 @@ fn transports() -> Vec<String> {
 
 /// A store node that is reached over `transport`, and how it is called in `remote_tier.nodes`.
 fn pool_node(scratch: &Scratch, transport: &str) -> (Process, String) {
-    let (listen, rail) = (free_address(), free_address());
+    // A second device listens on the port behind the first one's: nothing else of this test may have it.
+    let (listen, rail, _second_rail) = (free_address(), free_address(), free_address());
     let config = format!(
         "[store]\npool = \"16 MiB\"\nslot = \"16 KiB\"\nlisten = \"{listen}\"\nresp = []\n\
          [transfer]\ntransport = \"{transport}\"\nsocket_folder = \"{}\"\n[rdma]\nlisten = \"{rail}\"\n",
