@@ -1,4 +1,4 @@
-//! What each rail of a bond has done and how fast it is.
+//! Counts and pace of each rail of a bond. The thread that drives the bond writes them, any thread reads the counts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ const SLICES_MIN: u64 = 32;
 /// The pace of a rail that was measured longer ago is no measure for others.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// One rail's counts. Each only grows, but for the two levels.
+/// Counts of one rail for peers with several links. Each only grows, but for the two levels.
 #[derive(Debug, Default)]
 pub(crate) struct RailCounts {
     pub(crate) bytes: AtomicU64,
@@ -28,16 +28,13 @@ pub(crate) struct RailCounts {
     slow: AtomicU64,
 }
 
-/// Counts of one rail: what it carries for peers with several links, in slices.
-pub(crate) type RailCount = (&'static str, &'static str, u64);
-
 impl RailCounts {
     pub(crate) fn add(counter: &AtomicU64, value: u64) {
         counter.fetch_add(value, Ordering::Relaxed);
     }
 }
 
-/// What has happened to a bond so far, rail by rail.
+/// Counts of a bond's rails.
 #[derive(Debug)]
 pub struct BondCounters {
     rails: Box<[RailCounts]>,
@@ -86,7 +83,7 @@ impl BondCounters {
     ///
     /// When the bond has no such rail.
     #[must_use]
-    pub fn snapshot(&self, rail: usize) -> [RailCount; 9] {
+    pub fn snapshot(&self, rail: usize) -> [(&'static str, &'static str, u64); 9] {
         let rail = &self.rails[rail];
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
@@ -174,18 +171,15 @@ impl Paces {
         counts.pace.store(pace as u64, Ordering::Relaxed);
         let rank = self.ranks[rail];
         let others = (0..self.rails.len()).filter(|&other| other != rail && self.ranks[other] == rank);
-        let Some(best) = others.filter_map(|other| self.rails[other].known(now)).min_by(f64::total_cmp)
-        else {
-            return;
-        };
+        let best = others.filter_map(|other| self.rails[other].known(now)).min_by(f64::total_cmp);
         let own = &mut self.rails[rail];
-        // It stays slow until it is clearly not: a rail at the border would fill the log.
+        // A slow rail stays slow until it is clearly not: one at the border would fill the log. Beside no other none is slow.
         let factor = if own.is_slow { SLOW_FACTOR / 2.0 } else { SLOW_FACTOR };
-        let is_slow = own.slices >= SLICES_MIN && pace > best * factor;
+        let is_slow = own.slices >= SLICES_MIN && best.is_some_and(|best| pace > best * factor);
         if is_slow != own.is_slow {
             own.is_slow = is_slow;
             counts.slow.store(is_slow.into(), Ordering::Relaxed);
-            let (pace, best) = (pace as u64, best as u64);
+            let (pace, best) = (pace as u64, best.map(|best| best as u64));
             if is_slow {
                 tracing::warn!(
                     rail,
@@ -194,7 +188,7 @@ impl Paces {
                     "bond: a rail is slow: nanoseconds for a KiB, its own and the best rail's"
                 );
             } else {
-                tracing::info!(rail, pace, best, "bond: a rail is as fast again as others");
+                tracing::info!(rail, pace, best, "bond: a rail is not slow any more");
             }
         }
     }
@@ -227,5 +221,8 @@ mod tests {
         assert_eq!(measure(0, 10, 10).1, 0, "the fast one beside it");
         assert_eq!(measure(1, 20, 100).1, 1, "still twice as slow");
         assert_eq!(measure(1, 11, 100).1, 0);
+        assert_eq!(measure(0, 10, 10).1, 0);
+        assert_eq!(measure(1, 1000, 100).1, 1);
+        assert_eq!(measure(1, 1000, 6000).1, 0, "nothing was measured beside it for a while");
     }
 }

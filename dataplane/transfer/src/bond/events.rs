@@ -233,7 +233,7 @@ impl<F: Fabric> Bond<F> {
             }
             Frame::Marker { lane, sequence } => {
                 let link = &mut peer.links[index];
-                // One that a replaced connection still brings counts for nothing.
+                // A marker that a replaced connection still brings counts for nothing.
                 if link.epoch == epoch {
                     let last = &mut link.markers[usize::from(lane)];
                     *last = sequence.max(*last);

@@ -20,6 +20,9 @@ use super::wire::{Frame, LinkName};
 pub(crate) const REQUESTS_MAX: usize = 1024;
 /// Events that are sent and not acknowledged.
 const UNACKNOWLEDGED_MAX: usize = 256;
+/// Different copies of one event, by the live connections that they depend on. A peer that sends more loses the connection, and
+/// sends the event again.
+const PROOFS_MAX: usize = 16;
 
 /// A write or read of the user.
 #[derive(Debug)]
@@ -69,7 +72,7 @@ impl From<usize> for LinkSet {
     }
 }
 
-/// What an event tells the peer's user.
+/// Content of an event for the peer's user.
 #[derive(Debug)]
 enum Told {
     Message(Box<[u8]>),
@@ -94,14 +97,14 @@ struct Epoch {
     unposted: u32,
     /// Links with slices of these writes, since their connections were made.
     used: LinkSet,
-    /// Those of them that a marker was posted to.
+    /// Links of `used` that a marker was posted to, behind the last slice.
     marked: LinkSet,
     /// A link with slices of these writes has failed: the event waits for their completions.
     by_completion: bool,
     event: Option<QueuedEvent>,
 }
 
-/// What the lane wants to be posted next.
+/// The next post of a lane.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// A marker of this event, on this link.
@@ -112,24 +115,30 @@ pub(crate) enum Next {
     Nothing,
 }
 
+/// A copy of an event as it came: why the writes before the event have landed.
+#[derive(Debug, PartialEq, Eq)]
+struct Proof {
+    /// The connection that carried the copy, and with it, before it, some of the writes.
+    over: LinkName,
+    /// Connections that carried others: their markers have to come.
+    behind: Vec<LinkName>,
+}
+
 /// An event that has come and waits for its turn or its markers.
 #[derive(Debug)]
 struct Arrived<T> {
-    /// The connection that it came over: what that carried before it has landed.
-    over: LinkName,
-    /// Connections whose markers it waits for.
-    behind: Vec<LinkName>,
-    /// One of these connections is over: the peer may post again what it does not know to have landed, and sends this again.
-    is_void: bool,
     event: T,
+    /// Of the copies that came: an event is sent again when a link fails, and an old copy may come after a new one. Copies
+    /// that depend on an ended connection are gone, since the peer may post its writes again.
+    proofs: Vec<Proof>,
 }
 
-/// Events that have come, in turn, with the markers that they wait for.
+/// Events that have come, in turn. At most [`UNACKNOWLEDGED_MAX`] wait, each of at most one message of a rail.
 #[derive(Debug)]
 pub(crate) struct Arrivals<T> {
-    /// The number of the last event that was delivered here.
+    /// Number of the last event that was delivered here.
     pub(crate) delivered: u64,
-    /// Those with the next numbers.
+    /// Events with the next numbers.
     waiting: VecDeque<Arrived<T>>,
 }
 
@@ -140,33 +149,34 @@ impl<T> Default for Arrivals<T> {
 }
 
 impl<T> Arrivals<T> {
-    /// Takes an event when it is the next, or when one that waits was sent again: then the markers that it waits for now count.
-    /// False when more wait than a peer may send.
+    /// Takes a copy of an event, when the event is the next or waits already. False when the peer sends more than may wait.
     pub(crate) fn take(&mut self, sequence: u64, over: LinkName, behind: Vec<LinkName>, event: T) -> bool {
         let Some(at) = sequence.checked_sub(self.delivered + 1) else { return true };
-        let arrived = Arrived { over, behind, is_void: false, event };
-        let waiting = self.waiting.len();
+        let (waiting, proof) = (self.waiting.len(), Proof { over, behind });
         match self.waiting.get_mut(at as usize) {
-            Some(known) => *known = arrived,
+            Some(known) if known.proofs.contains(&proof) => {}
+            Some(known) if known.proofs.len() >= PROOFS_MAX => return false,
+            Some(known) => known.proofs.push(proof),
             None if at as usize != waiting => {}
             None if waiting >= UNACKNOWLEDGED_MAX => return false,
-            None => self.waiting.push_back(arrived),
+            None => self.waiting.push_back(Arrived { event, proofs: vec![proof] }),
         }
         true
     }
 
-    /// That connection is over: no event is delivered on account of what it brought, unless it was before.
+    /// A connection is over: no event is delivered on account of what the connection brought, unless it was before.
     pub(crate) fn link_down(&mut self, name: LinkName) {
         for arrived in &mut self.waiting {
-            arrived.is_void |= arrived.over == name || arrived.behind.contains(&name);
+            arrived.proofs.retain(|proof| proof.over != name && !proof.behind.contains(&name));
         }
     }
 
-    /// The next event whose markers have come; `marker` is the last one of a link's connection.
+    /// The next event, once the markers of one of its copies have come; `marker` gives the last one of a connection.
     pub(crate) fn next(&mut self, marker: impl Fn(LinkName) -> Option<u64>) -> Option<T> {
         let sequence = self.delivered + 1;
-        let is_behind = |&name: &LinkName| marker(name).is_some_and(|last| last >= sequence);
-        let may_go = |arrived: &mut Arrived<T>| !arrived.is_void && arrived.behind.iter().all(is_behind);
+        let has_come = |&name: &LinkName| marker(name).is_some_and(|last| last >= sequence);
+        let may_go =
+            |arrived: &mut Arrived<T>| arrived.proofs.iter().any(|proof| proof.behind.iter().all(has_come));
         let next = self.waiting.pop_front_if(may_go)?;
         self.delivered = sequence;
         Some(next.event)
@@ -256,7 +266,7 @@ impl Lane {
     pub(crate) fn slice_posted(&mut self, request: u64, is_last: bool, link: usize) {
         if let Some(epoch) = self.epoch_of(request) {
             epoch.used.insert(link);
-            // What was posted behind a marker needs another.
+            // A slice behind a marker needs another marker.
             epoch.marked = epoch.marked.without(link.into());
             epoch.unposted -= u32::from(is_last);
         }
@@ -298,7 +308,7 @@ impl Lane {
         self.next_index().is_some()
     }
 
-    /// What to post when events go over the link `carrier`.
+    /// The next post when events go over the link `carrier`.
     pub(crate) fn next(&self, carrier: usize) -> Next {
         let Some(epoch) = self.next_index().map(|index| &self.epochs[index]) else { return Next::Nothing };
         let Some(event) = &epoch.event else { return Next::Nothing };
@@ -317,7 +327,7 @@ impl Lane {
         }
     }
 
-    /// That marker was posted.
+    /// The marker of [`Next::Marker`] was posted.
     pub(crate) fn marked(&mut self, link: usize) {
         if let Some(index) = self.next_index() {
             self.epochs[index].marked.insert(link);
@@ -485,6 +495,35 @@ mod tests {
             assert!(arrivals.take(1, two, Vec::new(), 'a'));
             assert_eq!(arrivals.next(|_| None), Some('a'), "it was sent again");
         }
+    }
+
+    #[test]
+    fn an_old_copy_that_comes_late_holds_no_event_up() {
+        let [old, new, slow] = [(0, 1), (1, 1), (2, 1)].map(|(link, epoch)| LinkName { link, epoch });
+        for late_first in [false, true] {
+            let mut arrivals = Arrivals::default();
+            let mut copies = [(old, vec![slow]), (new, Vec::new())];
+            copies[..].rotate_left(usize::from(!late_first));
+            assert!(arrivals.take(1, new, vec![slow], 'a'), "the event before it waits");
+            for (over, behind) in copies {
+                assert!(arrivals.take(2, over, behind, 'b'));
+            }
+            assert_eq!(arrivals.next(|_| None), None);
+            arrivals.link_down(old);
+            let marker = |name| (name == slow).then_some(1);
+            assert_eq!([arrivals.next(marker), arrivals.next(marker)], [Some('a'), Some('b')]);
+        }
+    }
+
+    #[test]
+    fn copies_of_one_event_are_bounded() {
+        let mut arrivals = Arrivals::default();
+        let name = |epoch| LinkName { link: 0, epoch };
+        for epoch in 0..2 * PROOFS_MAX as u32 {
+            let over = name(epoch.min(PROOFS_MAX as u32 - 1));
+            assert!(arrivals.take(1, over, vec![name(99)], ()), "the same copy again is none");
+        }
+        assert!(!arrivals.take(1, name(PROOFS_MAX as u32), vec![name(99)], ()));
     }
 
     #[test]

@@ -34,13 +34,14 @@ pub(crate) enum Frame<'a> {
     Message { lane: u8, sequence: u64, behind: Vec<LinkName>, bytes: &'a [u8] },
     /// An immediate of the users, alike.
     Immediate { lane: u8, sequence: u64, behind: Vec<LinkName>, value: u32 },
-    /// What this link carries of the writes before event `sequence` of a lane is before this marker.
+    /// The writes before event `sequence` of a lane that this link carries are before this marker.
     Marker { lane: u8, sequence: u64 },
     /// Messages and immediates up to these numbers, by lane, were delivered.
     Ack { received: [u64; 2] },
     /// This link has failed here. Tell me when nothing that I sent over it can arrive any more.
     LinkDown { name: LinkName },
-    /// It cannot. Events up to these numbers, by lane, were delivered; none after them will be on account of what it brought.
+    /// Nothing can arrive over that link. Events up to these numbers, by lane, were delivered; none after them will be on
+    /// account of what the link brought.
     Fenced { name: LinkName, delivered: [u64; 2] },
 }
 
