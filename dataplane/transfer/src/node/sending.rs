@@ -157,10 +157,13 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// The first transfer that ends a round's turns is the last in the next, so that a large one keeps no small one waiting.
+    /// The transfer that ends a round's turns is the last in the next, so that a large one keeps no small one waiting. Writing and
+    /// checksums end their turns each where their budget does: the nearer end counts, or those between would have no turn.
     fn end_turn(&mut self, transfer: TransferId, is_last: bool) {
-        if is_last && self.next_turn == self.turn {
-            self.next_turn = transfer.wrapping_add(1);
+        let (turn, behind) = (self.turn, transfer.wrapping_add(1));
+        let ahead = |next: TransferId| next.wrapping_sub(turn);
+        if is_last && (self.next_turn == turn || ahead(behind) < ahead(self.next_turn)) {
+            self.next_turn = behind;
         }
     }
 
