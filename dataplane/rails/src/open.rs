@@ -116,7 +116,8 @@ pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError>
     let RailsBuilder { rails, address, names, mut counters, .. } = builder;
     let bond = Bond::new(rails, config.bond, Box::new(Instant::now));
     let links = Arc::clone(bond.counters());
-    // One of the transports' own counters for each rail, in their order.
+    // Each rail was added with counters of its own (`add`, `count`), so that both have one order.
+    assert_eq!(counters.len(), names.len(), "one set of counters for each rail");
     for rail in 0..counters.len() {
         let (links, name) = (Arc::clone(&links), counters[rail].name.clone());
         counters.push(RailCounters { name, read: Box::new(move || links.snapshot(rail).to_vec()) });

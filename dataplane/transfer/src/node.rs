@@ -12,7 +12,7 @@ mod quarantine;
 mod receiving;
 mod sending;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -47,10 +47,10 @@ pub struct TransferNode<F> {
     layout: PieceLayout,
     limits: Limits,
     counters: Arc<TransferCounters>,
-    peers: BTreeMap<PeerId, Peer>,
-    /// Those that we have connected to, by address.
+    peers: HashMap<PeerId, Peer>,
+    /// Peers that we have connected to, by address.
     dialled: HashMap<String, PeerId>,
-    /// Those with messages that wait.
+    /// Peers with messages that wait, in order, so that equal seeds give equal runs.
     talking: BTreeSet<PeerId>,
     /// Addresses that could not be reached, and when to try again.
     backoff: HashMap<String, Backoff>,
@@ -103,7 +103,7 @@ impl<F: Fabric> TransferNode<F> {
             layout,
             limits,
             counters,
-            peers: BTreeMap::new(),
+            peers: HashMap::new(),
             dialled: HashMap::new(),
             talking: BTreeSet::new(),
             backoff: HashMap::new(),
@@ -160,7 +160,7 @@ impl<F: Fabric> TransferNode<F> {
     /// When something happens by itself next.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        // What was cancelled is forgotten in some later round: nobody waits for that.
+        // A cancelled transfer is forgotten in some later round: nobody waits for that.
         [self.timers.next(), self.outbound.next_expiry(), self.fabric.next_deadline()]
             .into_iter()
             .flatten()

@@ -454,3 +454,27 @@ fn a_planted_leak_is_found() {
     std::mem::forget(world.pools[SENDER].acquire());
     assert_nothing_is_held(&world, 1);
 }
+
+/// As many connects as waits allow, however many transfers want the same dead peer.
+#[test]
+fn many_expectations_make_few_connects() {
+    let mut world = World::new(13, Faults { delay_ticks_max: 2, ..Faults::default() });
+    world.network.kill(SENDER);
+    let mut waits = Vec::new();
+    let mut down_since = world.now;
+    for transfer in 0..4000 {
+        world.expect(transfer, 0, 1);
+        world.step();
+        // Answered within one step: no connect was made. Otherwise one was.
+        if world.notices[RECEIVER].is_empty() {
+            waits.push(world.now - down_since);
+            down_since = world.now;
+            world.run(4);
+        }
+        let told = std::mem::take(&mut world.notices[RECEIVER]);
+        let is_down = matches!(told[..], [Notice::Arrived { outcome: Outcome::PeerDown, .. }]);
+        assert!(is_down, "transfer {transfer}: {told:?}");
+    }
+    assert!((4..=14).contains(&waits.len()), "{} connects in 4 s: {waits:?}", waits.len());
+    assert!(waits.last() > waits.get(1), "the waits grow: {waits:?}");
+}
