@@ -129,7 +129,7 @@ enum Bench {
         /// Its socket.
         #[arg(long)]
         socket: PathBuf,
-        /// Its heads: the first, and how many.
+        /// Heads of the peer: the first, and how many.
         #[arg(long, value_parser = transfer_soak::parse_heads)]
         heads: dataplane_transfer::HeadRange,
     },

@@ -43,7 +43,7 @@ pub(crate) struct Peer {
     child: Child,
     commands: ChildStdin,
     pub(crate) address: String,
-    /// What it holds of each block.
+    /// Heads of each block that the peer holds.
     pub(crate) heads: HeadRange,
     dies_at: Instant,
 }

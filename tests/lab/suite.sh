@@ -46,7 +46,7 @@ soak() { # seconds, the transports of each peer, seconds that a peer lives befor
     "$KVASIR" bench transfer-soak --seconds "$1" --peers "$2" --life "$3"
 }
 
-# What both rails carry for one event is counted by their markers at the receiver.
+# Receivers count markers for events whose writes both rails carry.
 soak_over_two_rails() {
     soak 15 'rdma:rxe0,rdma:rxe1;rdma:rxe0' 4 | tee /run/soak
     sed -n '/^hand-offs/p' /run/soak | tail -n 1

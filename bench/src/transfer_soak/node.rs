@@ -118,7 +118,7 @@ pub(crate) fn fill_block(slot: &SlotRef, heads: HeadRange, seed: u64, block: usi
     slot.slab().write(slot.slot(), 0, &bytes);
 }
 
-/// What a block of a hand-off holds, all heads.
+/// Bytes of a block of a hand-off, all heads.
 pub(crate) fn block_bytes(seed: u64, block: usize) -> Vec<u8> {
     pattern(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ block as u64, SLOT_BYTES)
 }

@@ -51,7 +51,7 @@ struct Expected {
     /// The first block that is wanted, and how many.
     first_block: usize,
     blocks: usize,
-    /// What the sender holds of each block.
+    /// Heads of each block that the sender holds.
     heads: HeadRange,
     is_cancelled: bool,
 }
@@ -139,7 +139,7 @@ impl Worker {
         if slots.len() < blocks {
             return;
         }
-        // What a slot held before must not pass for what was to come.
+        // Old bytes of a slot must not pass for a block that has come.
         let blank = vec![0xA5; LAYOUT.slot_bytes()];
         slots.iter().for_each(|slot| slot.slab().write(slot.slot(), 0, &blank));
         let patience = if self.below(10) == 0 {

@@ -69,7 +69,7 @@ impl<Id: Hash + Ord + Copy, Owner: Hash + Eq + Clone, Held> LeaseTable<Id, Owner
         self.leases.get(&id)
     }
 
-    /// What the lease under `id` holds.
+    /// The held value of the lease under `id`.
     pub fn held_mut(&mut self, id: Id) -> Option<&mut Held> {
         self.leases.get_mut(&id).map(|lease| &mut lease.held)
     }

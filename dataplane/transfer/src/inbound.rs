@@ -39,14 +39,14 @@ struct PartToVerify {
     blocks_done: usize,
 }
 
-/// What the sender may do with our slots.
+/// Access of the sender to our slots.
 #[derive(Debug, Clone, Copy)]
 enum Access {
-    /// It has not been told of them.
+    /// The sender has not been told of the slots.
     Untold,
-    /// It may write them. What was agreed with it.
+    /// The sender may write the slots, by these terms.
     Writing(Terms),
-    /// It can write no more: the outcome to report when the remaining verification, by processor or device, has ended.
+    /// The sender can write no more: the outcome to report when the remaining verification, by processor or device, has ended.
     Over(Terms, Outcome),
 }
 
@@ -163,7 +163,7 @@ impl Inbound {
         self.terms().is_some()
     }
 
-    /// What was agreed with the sender, once it has been told of the slots.
+    /// Terms with the sender, once it has been told of the slots.
     fn terms(&self) -> Option<Terms> {
         match self.access {
             Access::Untold => None,

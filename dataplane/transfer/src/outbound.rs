@@ -117,7 +117,7 @@ pub(crate) enum Sending {
     Open,
     /// Nothing more will be pushed; `Finished` follows what was.
     Ended,
-    /// It was stopped: what was to be sent is not, and `Finished` is to be posted.
+    /// The transfer was stopped: the rest is not sent, and `Finished` is to be posted.
     Abandoned,
     /// `Finished` is posted; its completion ends the transfer.
     Finishing {
@@ -201,7 +201,7 @@ impl Outbound {
         if is_answered { Reserved::Repeated } else { Reserved::Refused }
     }
 
-    /// Its reservation, whole or in part.
+    /// The receiver's reservation, whole or in part.
     fn any_reservation(&self) -> Option<&Reservation> {
         match &self.receiver {
             Receiver::Absent => None,
@@ -209,7 +209,7 @@ impl Outbound {
         }
     }
 
-    /// Its reservation, once that is whole.
+    /// The receiver's reservation, once it is whole.
     pub(crate) fn reservation(&self) -> Option<&Reservation> {
         match &self.receiver {
             Receiver::Absent | Receiver::Reserving(_) => None,

@@ -1,4 +1,5 @@
-//! What ends by itself, and when: one queue for the time limits of a node, so that no round scans its tables for them.
+//! Time limits of a node in one queue, so that no round scans its tables for them, and the transfers that were cancelled lately. Used
+//! by the transfer thread; time arrives as an argument. Leases have their own order ([`dataplane_memory::LeaseTable`]).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use dataplane_fabric::PeerId;
 
 use crate::node::TransferId;
 
-/// What a time limit is about.
+/// Names a time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Timer {
     /// A transfer that is received: what has come by then must do.

@@ -8,17 +8,17 @@ use dataplane_memory::{SlotGrant, SlotRef};
 
 use super::TransferId;
 
-/// What a peer may still write of one transfer.
+/// Slots of one transfer that a peer may still write.
 pub(super) struct Quarantined {
     pub(super) slots: Vec<SlotRef>,
     /// Ended when the peer has said that it writes no more.
     pub(super) granted: Vec<SlotGrant>,
 }
 
-/// How the end of a peer's writes left a transfer's slots.
+/// State of a transfer's slots at the end of the peer's writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
-    /// They are free, or were never here.
+    /// The slots are free, or were never here.
     Free,
     /// Writes are under way where the peer may not write: its connection has to end first.
     Written,
