@@ -234,6 +234,15 @@ pub fn random_bytes<const N: usize>() -> Result<[u8; N], AuthError> {
     }
 }
 
+/// Number `index` of a sequence that only who has the seed can compute, whatever else of the sequence is known.
+#[must_use]
+pub fn unguessable(seed: u64, index: u64) -> u64 {
+    let key = blake3::derive_key("kvasir 2026-11-27 names of sessions", &seed.to_le_bytes());
+    let mut name = [0; 8];
+    blake3::Hasher::new_keyed(&key).update(&index.to_le_bytes()).finalize_xof().fill(&mut name);
+    u64::from_le_bytes(name)
+}
+
 fn encode(nonce: &Nonce) -> [u8; OPENING_BYTES] {
     let mut bytes = [0; OPENING_BYTES];
     bytes[..8].copy_from_slice(&MAGIC);

@@ -3,7 +3,7 @@
 //! A peer's address is a list (`rdma:10.0.0.7:7471,rdma:10.0.1.7:7472,tcp:10.0.0.7:7400`), best first. All of its
 //! links are made at once; the best transport of those that are up carries the bytes, cut into slices which go to
 //! the rail where they will be done first, by the measured pace of each. The others stand by. When a rail fails,
-//! at submit or at completion, its slices are posted again on another; the user learns nothing of it. The rail
+//! at submit or at completion, its slices are posted again on another, and the user goes on. The rail
 //! is tried again in the background, with growing, jittered waits.
 //!
 //! Two things make that safe. *Fencing*: a write of a dead link may still be on its way, and must not land after
@@ -32,16 +32,20 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dataplane_fabric::auth::unguessable;
 use dataplane_fabric::{
-    ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Sleeper, WorkRequest,
+    ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Sleeper,
+    WorkRequest,
 };
 use dataplane_memory::Slab;
 
 pub use counters::BondCounters;
-use counters::Paces;
+use counters::{Paces, RailCounts};
 use lane::Slice;
 use peer::Peer;
 use wire::{FRAME_BYTES, Frame};
+
+use crate::pieces::bytes_of;
 
 /// Completion ids with this bit are the bond's own; users' have not.
 const SLICE_BIT: u64 = 1 << 62;
@@ -49,6 +53,8 @@ const SLICE_BIT: u64 = 1 << 62;
 const GREET_WITHIN: Duration = Duration::from_secs(5);
 /// How long a peer may take to confirm that a link is fenced.
 const FENCE_WITHIN: Duration = Duration::from_secs(5);
+/// A peer that has not confirmed the end of a link is told of it again after this.
+const SAY_AGAIN_AFTER: Duration = Duration::from_millis(250);
 /// Strangers that may wait to be greeted.
 const STRANGERS_MAX: usize = 1024;
 /// Links of one peer.
@@ -67,7 +73,7 @@ pub struct BondConfig {
     pub retry_first: Duration,
     /// The longest such wait.
     pub retry_max: Duration,
-    /// Seeds that randomness and the names of sessions.
+    /// Seeds that randomness and the names of sessions: in use, a number that nobody can guess.
     pub seed: u64,
 }
 
@@ -142,6 +148,9 @@ pub struct Bond<F> {
     /// Peers with something to pump.
     dirty: Vec<PeerId>,
     has_backlog: bool,
+    /// The rail that the next poll asks first.
+    first_rail: usize,
+    names_drawn: u64,
 }
 
 impl<F: Fabric> Bond<F> {
@@ -176,6 +185,8 @@ impl<F: Fabric> Bond<F> {
             scratch: Vec::new(),
             dirty: Vec::new(),
             has_backlog: false,
+            first_rail: 0,
+            names_drawn: 0,
         }
     }
 
@@ -190,6 +201,12 @@ impl<F: Fabric> Bond<F> {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         self.random
+    }
+
+    /// A name of a session or of an accepting node. A peer is who knows its session, so it cannot be computed from others.
+    fn draw_name(&mut self) -> u64 {
+        self.names_drawn += 1;
+        unguessable(self.config.seed, self.names_drawn)
     }
 
     fn new_peer(&mut self, peer: Peer) -> PeerId {
@@ -247,7 +264,7 @@ impl<F: Fabric> Fabric for Bond<F> {
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         let links = self.links_of(address)?;
         let count = links.len();
-        let session = self.draw();
+        let session = self.draw_name();
         let id = self.new_peer(Peer::new(session, None, links));
         let mut first_error = None;
         let now = (self.clock)();
@@ -283,11 +300,17 @@ impl<F: Fabric> Fabric for Bond<F> {
         let Some((rail, inner)) = peer.links.first().and_then(|link| Some((link.rail, link.inner?))) else {
             return Err(Full(request));
         };
+        let bytes = match &request.operation {
+            Operation::Send { .. } => 0,
+            moved => u64::from(bytes_of(moved)),
+        };
         request.peer = inner;
         self.rails[rail].fabric.post(request).map_err(|Full(mut request)| {
             request.peer = outside;
             Full(request)
-        })
+        })?;
+        RailCounts::add(&self.counters.rail(rail).bytes, bytes);
+        Ok(())
     }
 
     fn flush(&mut self) {
@@ -301,7 +324,11 @@ impl<F: Fabric> Fabric for Bond<F> {
     fn poll(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
         let mut scratch = std::mem::take(&mut self.scratch);
         let now = (self.clock)();
-        for rail in 0..self.rails.len() {
+        let rails = self.rails.len();
+        // Each comes first in turn: a peer that floods one keeps the others waiting for a poll, and no longer.
+        self.first_rail = (self.first_rail + 1) % rails.max(1);
+        let first = self.first_rail;
+        for rail in (first..rails).chain(0..first) {
             // What does not leave with this call must not pile up.
             let room = budget.saturating_sub(self.out.len());
             if room == 0 {

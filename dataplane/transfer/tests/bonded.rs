@@ -46,9 +46,11 @@ impl World {
             let rails = networks.iter().enumerate().map(rail).collect();
             let micros = Arc::clone(&micros);
             let clock = Box::new(move || start + Duration::from_micros(micros.load(Ordering::Relaxed)));
-            let retry_first = Duration::from_millis(2);
+            // Shorter than the time between two cuts, so that a rail is back before the other one goes.
+            let (retry_first, retry_max) = (Duration::from_millis(2), Duration::from_millis(16));
+            let seed = seed + 1;
             let config =
-                BondConfig { slice_bytes: 5000, retry_first, seed: seed + 1, ..BondConfig::default() };
+                BondConfig { slice_bytes: 5000, retry_first, retry_max, seed, ..BondConfig::default() };
             let lease = Duration::from_secs(2);
             let limits = Limits { seed, lease, ..Limits::default() };
             TransferNode::new(

@@ -12,7 +12,7 @@ const SLICES_MIN: u64 = 32;
 /// The pace of a rail that was measured longer ago is no measure for others.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// Counts of one rail for peers with several links. Each only grows, but for the two levels.
+/// Counts of one rail. Each only grows, but for the two levels. All but the first are of peers with several links.
 #[derive(Debug, Default)]
 pub(crate) struct RailCounts {
     pub(crate) bytes: AtomicU64,
@@ -87,12 +87,8 @@ impl BondCounters {
         let rail = &self.rails[rail];
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
-            (
-                "bonded_bytes",
-                "Bytes that this rail has carried for peers with several links",
-                read(&rail.bytes),
-            ),
-            ("bonded_slices", "Slices that these were cut into", read(&rail.slices)),
+            ("block_bytes", "Bytes of blocks that this rail was given to write or read", read(&rail.bytes)),
+            ("slices", "Slices into which blocks were cut for peers with several links", read(&rail.slices)),
             (
                 "slices_retried",
                 "Slices posted again because their link had failed",

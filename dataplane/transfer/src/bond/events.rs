@@ -7,7 +7,7 @@ use dataplane_fabric::{Completion, Event, Fabric, PeerId};
 use super::counters::RailCounts;
 use super::link::{Link, State};
 use super::peer::Peer;
-use super::wire::{Frame, LinkName};
+use super::wire::{Frame, LinkName, MarkerName};
 use super::{Bond, Inner, LINKS_MAX, SLICE_BIT, STRANGERS_MAX};
 
 impl<F: Fabric> Bond<F> {
@@ -97,7 +97,7 @@ impl<F: Fabric> Bond<F> {
             Some(id) if self.peers.get(&id).is_some_and(|peer| peer.links.len() == usize::from(links)) => id,
             None if usize::from(links) <= LINKS_MAX => {
                 let links = (0..links).map(|_| Link::new(rail, None)).collect();
-                let incarnation = self.draw();
+                let incarnation = self.draw_name();
                 let id = self.new_peer(Peer::new(session, Some(incarnation), links));
                 self.sessions.insert(session, id);
                 id
@@ -131,12 +131,13 @@ impl<F: Fabric> Bond<F> {
     }
 
     pub(super) fn link_up(&mut self, id: PeerId, index: usize) {
+        let now = (self.clock)();
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let link = &mut peer.links[index];
         let restored = &self.counters.rail(link.rail).links_restored;
         RailCounts::add(restored, u64::from(link.epoch > 1));
         link.state = State::Up;
-        link.failures = 0;
+        link.up_since = Some(now);
         let we_connected = link.address.is_some();
         if !peer.announced {
             peer.announced = true;
@@ -187,12 +188,16 @@ impl<F: Fabric> Bond<F> {
         id: PeerId,
         lane: u8,
         sequence: u64,
-        (over, behind): (LinkName, Vec<LinkName>),
+        (over, behind): (LinkName, Vec<MarkerName>),
         event: Event,
     ) -> bool {
         let Some(peer) = self.peers.get_mut(&id) else { return true };
         peer.ack_due = true;
-        let is_taken = peer.arrivals[usize::from(lane)].take(sequence, over, behind, event);
+        let bytes = match &event {
+            Event::Message { message, .. } => message.len(),
+            _ => 0,
+        };
+        let is_taken = peer.arrivals[usize::from(lane)].take(sequence, over, behind, event, bytes);
         self.deliver_arrived(id, lane.into());
         self.mark_dirty(id);
         is_taken
@@ -231,12 +236,12 @@ impl<F: Fabric> Bond<F> {
                 let event = Event::Immediate { peer: id, value };
                 return self.arrived(id, lane, sequence, (over, behind), event);
             }
-            Frame::Marker { lane, sequence } => {
+            Frame::Marker { lane, number } => {
                 let link = &mut peer.links[index];
                 // A marker that a replaced connection still brings counts for nothing.
                 if link.epoch == epoch {
                     let last = &mut link.markers[usize::from(lane)];
-                    *last = sequence.max(*last);
+                    *last = number.max(*last);
                     RailCounts::add(&self.counters.rail(rail).markers_received, 1);
                     self.deliver_arrived(id, lane.into());
                 }
@@ -268,7 +273,10 @@ impl<F: Fabric> Bond<F> {
                 }
             }
             Frame::Fenced { name, delivered } => {
-                let landed = peer.fenced(name, delivered);
+                let (landed, again) = peer.fenced(name, delivered);
+                let rail = peer.links.get(usize::from(name.link)).map(|link| link.rail);
+                let retried = rail.map(|rail| &self.counters.rail(rail).slices_retried);
+                retried.into_iter().for_each(|count| RailCounts::add(count, again));
                 let completed = |id| Event::Completed { id, completion: Completion::Done };
                 self.out.extend(landed.into_iter().map(completed));
             }

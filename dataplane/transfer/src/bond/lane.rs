@@ -3,9 +3,10 @@
 //! Writes and reads are cut into slices that go over any rail. A message or an immediate (an *event*) says that every write
 //! before it has landed; writes behind it do not wait. For that the lane keeps writes by *epoch*, the stretch between two
 //! events. Once all slices of an epoch are posted, a *marker* goes over every link that took some of them, and the event over its
-//! own link: each rail delivers what it carries in order, so that the receiver, which counts the markers, knows that the slices
-//! before them are in memory. Nobody waits for completions. (A NIC's completion says that the peer's NIC has the bytes, not that
-//! another NIC's user sees them.) When a link with slices of an epoch fails, its event waits until all of them have completed.
+//! own link: each rail delivers what it carries in order, so that the receiver, which keeps the number of each rail's last marker,
+//! knows that the slices before them are in memory. Nobody waits for completions: over RDMA one says that the peer's NIC has the
+//! bytes, not that whoever is told by another NIC sees them. When a link with slices of an epoch fails, its event waits until all
+//! of them have completed, and then goes behind markers of the links that took the slices again.
 //!
 //! An event stays here until the peer has acknowledged it, so that it can be sent again over another link; the peer takes only the
 //! number that is next, so nothing is delivered twice or out of turn.
@@ -14,12 +15,14 @@ use std::collections::{HashMap, VecDeque};
 
 use dataplane_fabric::Operation;
 
-use super::wire::{Frame, LinkName};
+use super::wire::{Frame, LinkName, MarkerName};
 
 /// Requests that wait or are under way in one lane to one peer before `post` says full.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 /// Events that are sent and not acknowledged.
 const UNACKNOWLEDGED_MAX: usize = 256;
+/// Bytes of messages that are sent and not acknowledged, but for the last of them.
+const UNACKNOWLEDGED_BYTES_MAX: usize = 1 << 20;
 /// Different copies of one event, by the live connections that they depend on. A peer that sends more loses the connection, and
 /// sends the event again.
 const PROOFS_MAX: usize = 16;
@@ -42,6 +45,8 @@ pub(crate) struct Slice {
     pub(crate) operation: Operation,
     /// Nothing of the request is left to post behind it, and it was not posted before.
     pub(crate) is_last: bool,
+    /// Connections that have ended with it.
+    pub(crate) failures: u8,
 }
 
 /// Links by their index.
@@ -79,6 +84,15 @@ enum Told {
     Immediate(u32),
 }
 
+impl Told {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Message(bytes) => bytes.len(),
+            Self::Immediate(_) => 0,
+        }
+    }
+}
+
 /// A message or an immediate.
 #[derive(Debug)]
 struct QueuedEvent {
@@ -88,6 +102,13 @@ struct QueuedEvent {
     id: u64,
 }
 
+/// A marker of a lane that was posted to a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LaneMarker {
+    pub(crate) link: usize,
+    pub(crate) number: u64,
+}
+
 /// Writes, and the event behind them.
 #[derive(Debug, Default)]
 struct Epoch {
@@ -95,11 +116,11 @@ struct Epoch {
     unfinished: u32,
     /// Writes of which something is not posted.
     unposted: u32,
-    /// Links with slices of these writes, since their connections were made.
+    /// Links with slices of these writes, since their present connections were made.
     used: LinkSet,
-    /// Links of `used` that a marker was posted to, behind the last slice.
-    marked: LinkSet,
-    /// A link with slices of these writes has failed: the event waits for their completions.
+    /// Markers that were posted to links of `used`, behind the last slice.
+    marked: Vec<LaneMarker>,
+    /// A link with slices of these writes has failed: the event waits for their completions, before its markers.
     by_completion: bool,
     event: Option<QueuedEvent>,
 }
@@ -107,10 +128,10 @@ struct Epoch {
 /// The next post of a lane.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// A marker of this event, on this link.
-    Marker { link: usize, sequence: u64 },
-    /// The next event, on its link, behind the markers of these others.
-    Event { behind: LinkSet },
+    /// A marker, on this link.
+    Marker { link: usize, number: u64 },
+    /// The next event, on its link, behind these markers on others.
+    Event { behind: Vec<LaneMarker> },
     /// Nothing for now.
     Nothing,
 }
@@ -120,37 +141,47 @@ pub(crate) enum Next {
 struct Proof {
     /// The connection that carried the copy, and with it, before it, some of the writes.
     over: LinkName,
-    /// Connections that carried others: their markers have to come.
-    behind: Vec<LinkName>,
+    /// Connections that carried others: these markers have to come.
+    behind: Vec<MarkerName>,
 }
 
 /// An event that has come and waits for its turn or its markers.
 #[derive(Debug)]
 struct Arrived<T> {
     event: T,
+    bytes: usize,
     /// Of the copies that came: an event is sent again when a link fails, and an old copy may come after a new one. Copies
     /// that depend on an ended connection are gone, since the peer may post its writes again.
     proofs: Vec<Proof>,
 }
 
-/// Events that have come, in turn. At most [`UNACKNOWLEDGED_MAX`] wait, each of at most one message of a rail.
+/// Events that have come, in turn. At most [`UNACKNOWLEDGED_MAX`] wait, and of messages [`UNACKNOWLEDGED_BYTES_MAX`] and one more.
 #[derive(Debug)]
 pub(crate) struct Arrivals<T> {
     /// Number of the last event that was delivered here.
     pub(crate) delivered: u64,
     /// Events with the next numbers.
     waiting: VecDeque<Arrived<T>>,
+    /// Bytes of the messages that wait.
+    waiting_bytes: usize,
 }
 
 impl<T> Default for Arrivals<T> {
     fn default() -> Self {
-        Self { delivered: 0, waiting: VecDeque::new() }
+        Self { delivered: 0, waiting: VecDeque::new(), waiting_bytes: 0 }
     }
 }
 
 impl<T> Arrivals<T> {
     /// Takes a copy of an event, when the event is the next or waits already. False when the peer sends more than may wait.
-    pub(crate) fn take(&mut self, sequence: u64, over: LinkName, behind: Vec<LinkName>, event: T) -> bool {
+    pub(crate) fn take(
+        &mut self,
+        sequence: u64,
+        over: LinkName,
+        behind: Vec<MarkerName>,
+        event: T,
+        bytes: usize,
+    ) -> bool {
         let Some(at) = sequence.checked_sub(self.delivered + 1) else { return true };
         let (waiting, proof) = (self.waiting.len(), Proof { over, behind });
         match self.waiting.get_mut(at as usize) {
@@ -158,8 +189,13 @@ impl<T> Arrivals<T> {
             Some(known) if known.proofs.len() >= PROOFS_MAX => return false,
             Some(known) => known.proofs.push(proof),
             None if at as usize != waiting => {}
-            None if waiting >= UNACKNOWLEDGED_MAX => return false,
-            None => self.waiting.push_back(Arrived { event, proofs: vec![proof] }),
+            None if waiting >= UNACKNOWLEDGED_MAX || self.waiting_bytes >= UNACKNOWLEDGED_BYTES_MAX => {
+                return false;
+            }
+            None => {
+                self.waiting_bytes += bytes;
+                self.waiting.push_back(Arrived { event, bytes, proofs: vec![proof] });
+            }
         }
         true
     }
@@ -167,18 +203,22 @@ impl<T> Arrivals<T> {
     /// A connection is over: no event is delivered on account of what the connection brought, unless it was before.
     pub(crate) fn link_down(&mut self, name: LinkName) {
         for arrived in &mut self.waiting {
-            arrived.proofs.retain(|proof| proof.over != name && !proof.behind.contains(&name));
+            let depends =
+                |proof: &Proof| proof.over == name || proof.behind.iter().any(|marker| marker.over == name);
+            arrived.proofs.retain(|proof| !depends(proof));
         }
     }
 
-    /// The next event, once the markers of one of its copies have come; `marker` gives the last one of a connection.
+    /// The next event, once the markers of one of its copies have come; `marker` gives the number of the last one of a
+    /// connection.
     pub(crate) fn next(&mut self, marker: impl Fn(LinkName) -> Option<u64>) -> Option<T> {
         let sequence = self.delivered + 1;
-        let has_come = |&name: &LinkName| marker(name).is_some_and(|last| last >= sequence);
+        let has_come = |needed: &MarkerName| marker(needed.over).is_some_and(|last| last >= needed.number);
         let may_go =
             |arrived: &mut Arrived<T>| arrived.proofs.iter().any(|proof| proof.behind.iter().all(has_come));
         let next = self.waiting.pop_front_if(may_go)?;
         self.delivered = sequence;
+        self.waiting_bytes -= next.bytes;
         Some(next.event)
     }
 }
@@ -196,7 +236,10 @@ pub(crate) struct Lane {
     sent: usize,
     /// How many of those must be sent again.
     resend: usize,
+    /// Bytes of the messages of the leading ones.
+    sent_bytes: usize,
     next_sequence: u64,
+    last_marker: u64,
 }
 
 impl Lane {
@@ -237,7 +280,7 @@ impl Lane {
         let request = self.next_request;
         self.next_request += 1;
         self.requests.insert(request, Request { id, epoch, unfinished: 1 });
-        self.waiting.push_back(Slice { request, operation, is_last: true });
+        self.waiting.push_back(Slice { request, operation, is_last: true, failures: 0 });
     }
 
     pub(crate) fn add_message(&mut self, id: u64, message: Box<[u8]>) {
@@ -267,7 +310,7 @@ impl Lane {
         if let Some(epoch) = self.epoch_of(request) {
             epoch.used.insert(link);
             // A slice behind a marker needs another marker.
-            epoch.marked = epoch.marked.without(link.into());
+            epoch.marked.retain(|marker| marker.link != link);
             epoch.unposted -= u32::from(is_last);
         }
     }
@@ -296,7 +339,8 @@ impl Lane {
 
     /// Which event is to be sent next: of those that go again the first, else the first that was not sent.
     fn next_index(&self) -> Option<usize> {
-        if self.resend == 0 && self.sent >= UNACKNOWLEDGED_MAX {
+        let is_full = self.sent >= UNACKNOWLEDGED_MAX || self.sent_bytes >= UNACKNOWLEDGED_BYTES_MAX;
+        if self.resend == 0 && is_full {
             return None;
         }
         let index = self.sent - self.resend;
@@ -311,31 +355,31 @@ impl Lane {
     /// The next post when events go over the link `carrier`.
     pub(crate) fn next(&self, carrier: usize) -> Next {
         let Some(epoch) = self.next_index().map(|index| &self.epochs[index]) else { return Next::Nothing };
-        let Some(event) = &epoch.event else { return Next::Nothing };
-        if epoch.by_completion {
-            let may_go = epoch.unfinished == 0;
-            return if may_go { Next::Event { behind: LinkSet::default() } } else { Next::Nothing };
-        }
-        if epoch.unposted > 0 {
+        if epoch.unposted > 0 || (epoch.by_completion && epoch.unfinished > 0) {
             return Next::Nothing;
         }
         // The event itself is the marker of its own link.
-        let behind = epoch.used.without(carrier.into());
-        match behind.without(epoch.marked).iter().next() {
-            Some(link) => Next::Marker { link, sequence: event.sequence },
-            None => Next::Event { behind },
+        let mut behind = Vec::new();
+        for link in epoch.used.without(carrier.into()).iter() {
+            match epoch.marked.iter().find(|marker| marker.link == link) {
+                Some(&marker) => behind.push(marker),
+                None => return Next::Marker { link, number: self.last_marker + 1 },
+            }
         }
+        Next::Event { behind }
     }
 
     /// The marker of [`Next::Marker`] was posted.
     pub(crate) fn marked(&mut self, link: usize) {
         if let Some(index) = self.next_index() {
-            self.epochs[index].marked.insert(link);
+            self.last_marker += 1;
+            let number = self.last_marker;
+            self.epochs[index].marked.push(LaneMarker { link, number });
         }
     }
 
     /// The next event as a frame of lane `lane`, with what it waits for at the receiver.
-    pub(crate) fn event_frame(&self, lane: u8, behind: Vec<LinkName>) -> Option<Box<[u8]>> {
+    pub(crate) fn event_frame(&self, lane: u8, behind: Vec<MarkerName>) -> Option<Box<[u8]>> {
         let event = self.epochs.get(self.next_index()?)?.event.as_ref()?;
         let sequence = event.sequence;
         Some(match &event.told {
@@ -349,6 +393,8 @@ impl Lane {
         if self.resend > 0 {
             self.resend -= 1;
         } else {
+            let sent = self.epochs.get(self.sent).and_then(|epoch| epoch.event.as_ref());
+            self.sent_bytes += sent.map_or(0, |event| event.told.bytes());
             self.sent += 1;
         }
     }
@@ -360,6 +406,8 @@ impl Lane {
         for (index, epoch) in self.epochs.iter_mut().enumerate() {
             if epoch.used.contains(link) {
                 epoch.by_completion = true;
+                epoch.used = epoch.used.without(link.into());
+                epoch.marked.retain(|marker| marker.link != link);
                 must_resend |= index < self.sent;
             }
         }
@@ -382,6 +430,8 @@ impl Lane {
         {
             self.first_epoch += 1;
             self.sent -= 1;
+            let bytes = epoch.event.as_ref().map_or(0, |event| event.told.bytes());
+            self.sent_bytes -= bytes;
             done.extend(epoch.event.map(|event| event.id).filter(|&id| id != 0));
         }
         self.resend = self.resend.min(self.sent);
@@ -392,7 +442,7 @@ impl Lane {
         self.waiting.clear();
         let mut ids: Vec<u64> = self.requests.drain().map(|(_, request)| request.id).collect();
         ids.extend(self.epochs.drain(..).filter_map(|epoch| epoch.event.map(|event| event.id)));
-        (self.sent, self.resend) = (0, 0);
+        (self.sent, self.resend, self.sent_bytes) = (0, 0, 0);
         ids.retain(|&id| id != 0);
         ids.sort_unstable();
         ids
@@ -432,16 +482,16 @@ mod tests {
         lane.add_immediate(7);
         assert_eq!(lane.next(0), Next::Nothing, "its write is not posted");
         let mut lane = posted(&[0, 3, 1]);
-        assert_eq!(lane.next(1), Next::Marker { link: 0, sequence: 1 });
+        assert_eq!(lane.next(1), Next::Marker { link: 0, number: 1 });
         lane.marked(0);
-        assert_eq!(lane.next(1), Next::Marker { link: 3, sequence: 1 });
+        assert_eq!(lane.next(1), Next::Marker { link: 3, number: 2 });
         lane.marked(3);
-        let Next::Event { behind } = lane.next(1) else { panic!("{:?}", lane.next(1)) };
-        assert_eq!(behind.iter().collect::<Vec<_>>(), [0, 3]);
-        assert_eq!(lane.next(3), Next::Marker { link: 1, sequence: 1 }, "over another link");
+        let behind = vec![LaneMarker { link: 0, number: 1 }, LaneMarker { link: 3, number: 2 }];
+        assert_eq!(lane.next(1), Next::Event { behind });
+        assert_eq!(lane.next(3), Next::Marker { link: 1, number: 3 }, "over another link");
         lane.event_sent();
         assert!(!lane.has_event() && !lane.may_change_carrier());
-        assert_eq!(posted(&[2]).next(2), Next::Event { behind: LinkSet::default() }, "its own link");
+        assert_eq!(posted(&[2]).next(2), Next::Event { behind: Vec::new() }, "its own link");
     }
 
     #[test]
@@ -454,10 +504,48 @@ mod tests {
         lane.leave(1, false);
         assert_eq!(lane.next(0), Next::Nothing, "two writes have not completed");
         assert!(lane.slice_done(0).is_none() && lane.slice_done(1).is_none());
-        assert_eq!(lane.next(0), Next::Event { behind: LinkSet::default() });
+        assert_eq!(lane.next(0), Next::Event { behind: Vec::new() });
         lane.event_sent();
         lane.acknowledged(1, &mut Vec::new());
         assert!(lane.is_idle());
+    }
+
+    /// The marker that was there before the writes came to this link again proves nothing of them.
+    #[test]
+    fn writes_that_went_again_have_a_marker_of_their_own() {
+        let mut lane = posted(&[0, 1, 2]);
+        lane.marked(1);
+        lane.marked(2);
+        lane.event_sent();
+        lane.leave(1, false);
+        lane.slice_posted(1, false, 2);
+        assert!((0..3).all(|request| lane.slice_done(request).is_none()), "nobody asked");
+        assert_eq!(lane.next(0), Next::Marker { link: 2, number: 3 });
+        lane.marked(2);
+        assert_eq!(lane.next(0), Next::Event { behind: vec![LaneMarker { link: 2, number: 3 }] });
+    }
+
+    #[test]
+    fn messages_that_are_not_acknowledged_are_bounded_by_their_bytes() {
+        let message = || vec![0; 64 << 10].into_boxed_slice();
+        let most = UNACKNOWLEDGED_BYTES_MAX / message().len();
+        let (mut lane, mut arrivals) = (Lane::default(), Arrivals::default());
+        let name = LinkName { link: 0, epoch: 1 };
+        for sequence in 1..=most as u64 {
+            lane.add_message(0, message());
+            assert!(lane.has_event());
+            lane.event_sent();
+            let never = MarkerName { over: name, number: 1 };
+            assert!(arrivals.take(sequence, name, vec![never], (), message().len()));
+        }
+        lane.add_message(0, message());
+        assert!(!lane.has_event(), "{most} are not acknowledged");
+        lane.leave(0, true);
+        assert!(lane.has_event(), "those that go again are none more");
+        (0..most).for_each(|_| lane.event_sent());
+        lane.acknowledged(1, &mut Vec::new());
+        assert!(lane.has_event());
+        assert!(!arrivals.take(most as u64 + 1, name, Vec::new(), (), 1), "it may not have sent that");
     }
 
     #[test]
@@ -470,29 +558,35 @@ mod tests {
     #[test]
     fn events_are_delivered_in_turn_when_their_markers_have_come() {
         let [one, two, again] = [(1, 1), (2, 1), (2, 2)].map(|(link, epoch)| LinkName { link, epoch });
+        let behind = vec![MarkerName { over: two, number: 7 }];
         let mut arrivals = Arrivals::default();
-        assert!(arrivals.take(2, one, Vec::new(), 'b'), "not the next: it will come again");
-        assert!(arrivals.take(1, one, vec![two], 'a') && arrivals.take(2, one, Vec::new(), 'b'));
+        assert!(arrivals.take(2, one, Vec::new(), 'b', 0), "not the next: it will come again");
+        assert!(arrivals.take(1, one, behind, 'a', 0) && arrivals.take(2, one, Vec::new(), 'b', 0));
         let none = |_| None;
         assert_eq!(arrivals.next(none), None);
         assert_eq!(arrivals.next(|name| (name == again).then_some(9)), None, "of another connection");
-        let marker = |name| (name == two).then_some(1);
+        assert_eq!(arrivals.next(|name| (name == two).then_some(6)), None, "an earlier one");
+        let marker = |name| (name == two).then_some(7);
         assert_eq!(
             [arrivals.next(marker), arrivals.next(marker), arrivals.next(marker)],
             [Some('a'), Some('b'), None]
         );
-        assert!(arrivals.take(1, one, Vec::new(), 'a') && arrivals.next(none).is_none(), "it was delivered");
+        assert!(
+            arrivals.take(1, one, Vec::new(), 'a', 0) && arrivals.next(none).is_none(),
+            "it was delivered"
+        );
     }
 
     #[test]
     fn what_an_ended_connection_brought_delivers_nothing_any_more() {
         let [one, two] = [1, 2].map(|link| LinkName { link, epoch: 1 });
-        for (ended, over, behind) in [(one, one, vec![two]), (two, one, vec![two])] {
+        let behind = MarkerName { over: two, number: 1 };
+        for (ended, over, behind) in [(one, one, vec![behind]), (two, one, vec![behind])] {
             let mut arrivals = Arrivals::default();
-            assert!(arrivals.take(1, over, behind, 'a'));
+            assert!(arrivals.take(1, over, behind, 'a', 0));
             arrivals.link_down(ended);
             assert_eq!(arrivals.next(|_| Some(1)), None, "its writes may be posted again");
-            assert!(arrivals.take(1, two, Vec::new(), 'a'));
+            assert!(arrivals.take(1, two, Vec::new(), 'a', 0));
             assert_eq!(arrivals.next(|_| None), Some('a'), "it was sent again");
         }
     }
@@ -500,13 +594,14 @@ mod tests {
     #[test]
     fn an_old_copy_that_comes_late_holds_no_event_up() {
         let [old, new, slow] = [(0, 1), (1, 1), (2, 1)].map(|(link, epoch)| LinkName { link, epoch });
+        let slow_marker = MarkerName { over: slow, number: 1 };
         for late_first in [false, true] {
             let mut arrivals = Arrivals::default();
-            let mut copies = [(old, vec![slow]), (new, Vec::new())];
+            let mut copies = [(old, vec![slow_marker]), (new, Vec::new())];
             copies[..].rotate_left(usize::from(!late_first));
-            assert!(arrivals.take(1, new, vec![slow], 'a'), "the event before it waits");
+            assert!(arrivals.take(1, new, vec![slow_marker], 'a', 0), "the event before it waits");
             for (over, behind) in copies {
-                assert!(arrivals.take(2, over, behind, 'b'));
+                assert!(arrivals.take(2, over, behind, 'b', 0));
             }
             assert_eq!(arrivals.next(|_| None), None);
             arrivals.link_down(old);
@@ -521,9 +616,18 @@ mod tests {
         let name = |epoch| LinkName { link: 0, epoch };
         for epoch in 0..2 * PROOFS_MAX as u32 {
             let over = name(epoch.min(PROOFS_MAX as u32 - 1));
-            assert!(arrivals.take(1, over, vec![name(99)], ()), "the same copy again is none");
+            assert!(
+                arrivals.take(1, over, vec![MarkerName { over: name(99), number: 1 }], (), 0),
+                "the same copy again is none"
+            );
         }
-        assert!(!arrivals.take(1, name(PROOFS_MAX as u32), vec![name(99)], ()));
+        assert!(!arrivals.take(
+            1,
+            name(PROOFS_MAX as u32),
+            vec![MarkerName { over: name(99), number: 1 }],
+            (),
+            0
+        ));
     }
 
     #[test]
@@ -531,8 +635,9 @@ mod tests {
         let name = LinkName { link: 0, epoch: 1 };
         let mut arrivals = Arrivals::default();
         for sequence in 1..=UNACKNOWLEDGED_MAX as u64 {
-            assert!(arrivals.take(sequence, name, vec![name], ()));
+            let never = MarkerName { over: name, number: 1 };
+            assert!(arrivals.take(sequence, name, vec![never], (), 0));
         }
-        assert!(!arrivals.take(UNACKNOWLEDGED_MAX as u64 + 1, name, vec![name], ()));
+        assert!(!arrivals.take(UNACKNOWLEDGED_MAX as u64 + 1, name, Vec::new(), (), 0));
     }
 }

@@ -25,10 +25,13 @@ pub(crate) struct Link {
     pub(crate) state: State,
     /// Counts the connections made; 0 before the first.
     pub(crate) epoch: u32,
+    /// Failed attempts and connections since one lasted.
     pub(crate) failures: u32,
+    /// Since when the present connection is up.
+    pub(crate) up_since: Option<Instant>,
     /// Bytes posted and not completed.
     pub(crate) outstanding_bytes: u64,
-    /// The last marker of each lane that has come over the present connection.
+    /// The number of each lane's last marker that has come over the present connection.
     pub(crate) markers: [u64; Priority::ALL.len()],
     pub(crate) pace: Pace,
 }
@@ -42,6 +45,7 @@ impl Link {
             state: State::Down { retry_at: None },
             epoch: 0,
             failures: 0,
+            up_since: None,
             outstanding_bytes: 0,
             markers: [0; Priority::ALL.len()],
             pace: Pace::default(),
@@ -52,6 +56,7 @@ impl Link {
     pub(crate) fn begin(&mut self, inner: PeerId, epoch: u32) {
         self.inner = Some(inner);
         self.epoch = epoch;
+        self.up_since = None;
         self.outstanding_bytes = 0;
         self.markers = [0; Priority::ALL.len()];
     }

@@ -73,7 +73,15 @@ impl<F: Fabric> Bond<F> {
         peer.arrivals.iter_mut().for_each(|arrivals| arrivals.link_down(name));
         peer.settle_fence_for_peer(name);
         let is_current = peer.links[index].epoch == epoch;
+        // The peer has heard nothing of a connection that was never made.
+        let was_made = !(is_current && peer.links[index].state == State::Connecting);
         if is_current {
+            let link = &mut peer.links[index];
+            // Whoever greets and fails soon after, as where large packets are lost, is tried less and less often.
+            let was_up = link.up_since.take().map(|since| now.saturating_duration_since(since));
+            if was_up.is_some_and(|time| time >= self.config.retry_max) {
+                link.failures = 0;
+            }
             peer.links[index].inner = None;
             peer.links[index].outstanding_bytes = 0;
             peer.links[index].state = State::Down { retry_at: None };
@@ -89,15 +97,16 @@ impl<F: Fabric> Bond<F> {
             peer.ending = Some(reason.to_owned());
             return self.end(id);
         }
-        tracing::warn!(?id, index, reason, "bond: a link failed; the peer goes on over the others");
-        let counts = self.counters.rail(rail);
-        RailCounts::add(&counts.links_failed, 1);
-        if is_current {
-            peer.leave(index);
+        if was_made {
+            tracing::warn!(?id, index, reason, "bond: a link failed; the peer goes on over the others");
+            let counts = self.counters.rail(rail);
+            RailCounts::add(&counts.links_failed, 1);
+            if is_current {
+                peer.leave(index);
+            }
+            peer.repeat(now);
+            RailCounts::add(&counts.slices_retried, peer.fence(name, failed, now));
         }
-        RailCounts::add(&counts.slices_retried, failed.len() as u64);
-        peer.repeat();
-        peer.fence(name, failed, now);
         if is_current {
             self.retry_link(id, index, now);
         }
@@ -147,6 +156,7 @@ impl<F: Fabric> Bond<F> {
             self.rails[rail].fabric.disconnect(inner);
         }
         let mut retry = Vec::new();
+        let mut told_again = Vec::new();
         let mut mute = Vec::new();
         let mut silent = Vec::new();
         for (&id, peer) in &mut self.peers {
@@ -160,6 +170,9 @@ impl<F: Fabric> Bond<F> {
                 State::Greeting { since } if since + GREET_WITHIN <= now => Some((link.rail, link.inner?)),
                 _ => None,
             }));
+            if peer.repeat_overdue(now) {
+                told_again.push(id);
+            }
             if peer.is_fence_overdue(now) {
                 peer.ending = Some("the peer does not confirm the end of a link".to_owned());
                 mute.push(id);
@@ -171,6 +184,7 @@ impl<F: Fabric> Bond<F> {
             );
         }
         silent.into_iter().for_each(|(rail, inner)| self.rails[rail].fabric.disconnect(inner));
+        told_again.into_iter().for_each(|id| self.mark_dirty(id));
         mute.into_iter().for_each(|id| self.end(id));
         for (id, index) in retry {
             if self.connect_link(id, index).is_err() {

@@ -6,23 +6,36 @@ use std::time::Instant;
 use dataplane_fabric::{Event, Fabric, Full, Operation, PeerId, Priority, WorkRequest};
 
 use super::counters::{BondCounters, RailCounts};
-use super::lane::{Arrivals, Lane, LinkSet, Next, Slice};
+use super::lane::{Arrivals, Lane, LaneMarker, Next, Slice};
 use super::link::{Link, State};
-use super::wire::{Frame, LinkName};
-use super::{Air, BondConfig, FENCE_WITHIN, Flying, GREET_WITHIN, Rail};
+use super::wire::{Frame, LinkName, MarkerName};
+use super::{Air, BondConfig, FENCE_WITHIN, Flying, GREET_WITHIN, Rail, SAY_AGAIN_AFTER};
 use crate::pieces::{bytes_of, split_front};
 
+/// Connections that one slice may end. Its place at the peer may be one that the peer's side refuses.
+const SLICE_FAILURES_MAX: u8 = 16;
 /// Events of a peer that may arrive before the connection was announced.
 const EARLY_MAX: usize = 256;
-/// Control frames that may wait.
+/// Control frames that may wait, and ended connections of which the peer has not confirmed the end.
 const CONTROL_MAX: usize = 64;
 
-/// Writes of a dead link that wait until the peer says that nothing of it can arrive any more.
+/// A connection that has ended here, until the peer says that nothing of it can arrive any more.
 #[derive(Debug)]
 struct Fence {
     name: LinkName,
+    /// Its writes: they are posted again then.
     slices: Vec<(usize, Slice)>,
     since: Instant,
+    /// When the peer was told of the end last.
+    said_at: Instant,
+}
+
+/// What is said of connections, over every link that is up: any of them may have failed at the other end only. A peer that
+/// hears it more than once is none the wiser.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Control {
+    LinkDown(LinkName),
+    Fenced(LinkName),
 }
 
 #[derive(Debug)]
@@ -47,7 +60,7 @@ pub(crate) struct Peer {
     fences: Vec<Fence>,
     /// Links whose end the peer wants to be told of, when they have ended here.
     owed: Vec<LinkName>,
-    control: VecDeque<Box<[u8]>>,
+    control: VecDeque<Control>,
 }
 
 impl Peer {
@@ -110,7 +123,9 @@ impl Peer {
             State::Greeting { since } => Some(since + GREET_WITHIN),
             State::Connecting | State::Up => None,
         });
-        retries.chain(self.fences.iter().map(|fence| fence.since + FENCE_WITHIN)).min()
+        let overdue = self.fences.iter().filter(|fence| !fence.slices.is_empty());
+        let again = self.fences.iter().map(|fence| fence.said_at + SAY_AGAIN_AFTER);
+        retries.chain(overdue.map(|fence| fence.since + FENCE_WITHIN)).chain(again).min()
     }
 
     /// Takes a request of the user, or hands it back when the lane is full.
@@ -135,43 +150,76 @@ impl Peer {
 
     // --- fences ---
 
-    /// Our slices that a dead link had: reads go again at once, writes when the peer has fenced the link.
-    pub(crate) fn fence(&mut self, name: LinkName, failed: Vec<(usize, Slice)>, now: Instant) {
-        let mut writes = Vec::new();
+    /// Our slices that a dead link had: reads go again at once, writes when the peer has fenced the link. Gives the number of
+    /// reads.
+    pub(crate) fn fence(&mut self, name: LinkName, failed: Vec<(usize, Slice)>, now: Instant) -> u64 {
+        let (mut writes, mut reads) = (Vec::new(), 0);
         for (lane, mut slice) in failed.into_iter().rev() {
             slice.is_last = false;
+            slice.failures = slice.failures.saturating_add(1);
+            if slice.failures > SLICE_FAILURES_MAX {
+                self.ending.get_or_insert_with(|| "a slice ends every connection that carries it".to_owned());
+            }
             match slice.operation {
-                Operation::Read { .. } => self.lanes[lane].waiting.push_front(slice),
+                Operation::Read { .. } => {
+                    reads += 1;
+                    self.lanes[lane].waiting.push_front(slice);
+                }
                 _ => writes.push((lane, slice)),
             }
         }
-        if !writes.is_empty() {
-            self.fences.push(Fence { name, slices: writes, since: now });
+        // Also without writes: the peer may not have noticed, and would go on sending into the void. What it sends again only
+        // once it has noticed is lost until then.
+        if self.fences.len() < CONTROL_MAX {
+            self.fences.push(Fence { name, slices: writes, since: now, said_at: now });
+        } else {
+            self.too_many_failures();
         }
-        // Also without writes: the peer may not have noticed, and would go on sending into the void.
-        self.say(&Frame::LinkDown { name });
+        self.say(Control::LinkDown(name));
+        reads
     }
 
-    /// What was said over a link that has failed may not have been heard: says it again over another.
-    pub(crate) fn repeat(&mut self) {
+    /// What was said over a link that has failed may not have been heard: says it again over the others.
+    pub(crate) fn repeat(&mut self, now: Instant) {
         self.ack_due = true;
-        let names: Vec<LinkName> = self.fences.iter().map(|fence| fence.name).collect();
-        names.into_iter().for_each(|name| self.say(&Frame::LinkDown { name }));
+        self.say_again(now, |_| true);
+    }
+
+    /// Says the end of connections again that the peer has not confirmed for a while; true when there are some.
+    pub(crate) fn repeat_overdue(&mut self, now: Instant) -> bool {
+        self.say_again(now, |fence| fence.said_at + SAY_AGAIN_AFTER <= now)
+    }
+
+    fn say_again(&mut self, now: Instant, which: impl Fn(&Fence) -> bool) -> bool {
+        let due = self.fences.iter_mut().filter(|fence| which(fence));
+        let names: Vec<LinkName> = due
+            .map(|fence| {
+                fence.said_at = now;
+                fence.name
+            })
+            .collect();
+        names.iter().for_each(|&name| self.say(Control::LinkDown(name)));
+        !names.is_empty()
     }
 
     /// The peer has confirmed: the writes go again, but for those that it has delivered the events of. Gives the ids of requests
-    /// that have landed with these.
-    pub(crate) fn fenced(&mut self, name: LinkName, delivered: [u64; Priority::ALL.len()]) -> Vec<u64> {
-        let mut landed = Vec::new();
-        let Some(at) = self.fences.iter().position(|fence| fence.name == name) else { return landed };
+    /// that have landed with these, and how many slices go again.
+    pub(crate) fn fenced(
+        &mut self,
+        name: LinkName,
+        delivered: [u64; Priority::ALL.len()],
+    ) -> (Vec<u64>, u64) {
+        let (mut landed, mut again) = (Vec::new(), 0);
+        let Some(at) = self.fences.iter().position(|fence| fence.name == name) else { return (landed, 0) };
         for (lane, slice) in self.fences.swap_remove(at).slices {
             if self.lanes[lane].was_delivered(slice.request, delivered[lane]) {
                 landed.extend(self.lanes[lane].slice_done(slice.request));
             } else {
+                again += 1;
                 self.lanes[lane].waiting.push_front(slice);
             }
         }
-        landed
+        (landed, again)
     }
 
     fn delivered(&self) -> [u64; Priority::ALL.len()] {
@@ -179,7 +227,7 @@ impl Peer {
     }
 
     pub(crate) fn is_fence_overdue(&self, now: Instant) -> bool {
-        self.fences.iter().any(|fence| fence.since + FENCE_WITHIN <= now)
+        self.fences.iter().any(|fence| !fence.slices.is_empty() && fence.since + FENCE_WITHIN <= now)
     }
 
     /// The peer asks for news of a link's end: now if it has ended, else when it has.
@@ -190,23 +238,30 @@ impl Peer {
                 self.owed.push(name);
             }
         } else {
-            self.say(&Frame::Fenced { name, delivered: self.delivered() });
+            self.say(Control::Fenced(name));
         }
     }
 
     pub(crate) fn settle_fence_for_peer(&mut self, name: LinkName) {
         if let Some(at) = self.owed.iter().position(|owed| *owed == name) {
             self.owed.swap_remove(at);
-            self.say(&Frame::Fenced { name, delivered: self.delivered() });
+            self.say(Control::Fenced(name));
         }
     }
 
-    fn say(&mut self, frame: &Frame<'_>) {
-        if self.control.len() < CONTROL_MAX {
-            self.control.push_back(frame.encode());
-        } else {
-            self.ending.get_or_insert_with(|| "its links fail faster than it can be told".to_owned());
+    fn say(&mut self, control: Control) {
+        if self.control.contains(&control) {
+            return;
         }
+        if self.control.len() < CONTROL_MAX {
+            self.control.push_back(control);
+        } else {
+            self.too_many_failures();
+        }
+    }
+
+    fn too_many_failures(&mut self) {
+        self.ending.get_or_insert_with(|| "its links fail faster than it can be told".to_owned());
     }
 
     // --- posting ---
@@ -243,10 +298,10 @@ impl Peer {
         let mut full = 0_u32;
         while let Some(mut slice) = self.lanes[lane].waiting.pop_front() {
             if let Some(front) = split_front(&mut slice.operation, config.slice_bytes) {
-                let request = slice.request;
+                let (request, failures) = (slice.request, slice.failures);
                 self.lanes[lane].waiting.push_front(slice);
                 self.lanes[lane].cut(request);
-                slice = Slice { request, operation: front, is_last: false };
+                slice = Slice { request, operation: front, is_last: false, failures };
             }
             let bytes = u64::from(bytes_of(&slice.operation));
             let chosen = self.choose(rails, bytes, config.link_window_bytes, full);
@@ -284,11 +339,11 @@ impl Peer {
             let Some(carrier) = self.carrier(lane, rails) else { return false };
             let (index, frame) = match self.lanes[lane].next(carrier) {
                 Next::Nothing => return false,
-                Next::Marker { link, sequence } => {
-                    (link, Some(Frame::Marker { lane: lane as u8, sequence }.encode()))
+                Next::Marker { link, number } => {
+                    (link, Some(Frame::Marker { lane: lane as u8, number }.encode()))
                 }
                 Next::Event { behind } => {
-                    let frame = self.lanes[lane].event_frame(lane as u8, self.names(behind));
+                    let frame = self.lanes[lane].event_frame(lane as u8, self.names(&behind));
                     (carrier, frame)
                 }
             };
@@ -309,8 +364,12 @@ impl Peer {
         false
     }
 
-    fn names(&self, links: LinkSet) -> Vec<LinkName> {
-        links.iter().map(|link| LinkName { link: link as u8, epoch: self.links[link].epoch }).collect()
+    fn names(&self, markers: &[LaneMarker]) -> Vec<MarkerName> {
+        let name = |&LaneMarker { link, number }: &LaneMarker| MarkerName {
+            over: LinkName { link: link as u8, epoch: self.links[link].epoch },
+            number,
+        };
+        markers.iter().map(name).collect()
     }
 
     /// The link for the events of a lane: always the same while some are not acknowledged, so that they arrive in
@@ -337,20 +396,24 @@ impl Peer {
         if links.is_empty() {
             return false;
         }
-        let mut say = |frame: Box<[u8]>| {
-            links.iter().any(|&(rail, inner)| {
-                rails[rail].fabric.post(WorkRequest::message(inner, frame.clone())).is_ok()
-            })
+        let mut post = |frame: &[u8], (rail, inner): (usize, PeerId)| {
+            rails[rail].fabric.post(WorkRequest::message(inner, frame.into())).is_ok()
         };
-        while let Some(frame) = self.control.front() {
-            if !say(frame.clone()) {
+        let delivered = self.delivered();
+        while let Some(&control) = self.control.front() {
+            let frame = match control {
+                Control::LinkDown(name) => Frame::LinkDown { name }.encode(),
+                // By now more events may have been delivered than when the connection ended, but none for which it counted.
+                Control::Fenced(name) => Frame::Fenced { name, delivered }.encode(),
+            };
+            if links.iter().filter(|&&link| post(&frame, link)).count() == 0 {
                 return true;
             }
             self.control.pop_front();
         }
         if self.ack_due {
-            let received = self.delivered();
-            if !say(Frame::Ack { received }.encode()) {
+            let frame = Frame::Ack { received: delivered }.encode();
+            if !links.iter().any(|&link| post(&frame, link)) {
                 return true;
             }
             self.ack_due = false;

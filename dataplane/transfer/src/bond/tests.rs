@@ -243,6 +243,141 @@ fn late_packets_of_a_dead_rail_never_land_in_a_reused_slot() {
     assert!(failed > 10, "slices were on the dead rail: {failed}");
 }
 
+/// Two of three links fail at one end or at both, at moments that differ: what is said of them may be lost with the next one. The
+/// third is healthy, so the peer stays, what was posted arrives, and nobody is kept waiting.
+#[test]
+fn one_healthy_link_of_three_is_enough() {
+    for seed in 1..=200_u64 {
+        let faults = |_| Faults { delay_ticks_max: 40, queue_depth_max: 16, ..Faults::default() };
+        let config =
+            BondConfig { slice_bytes: 9000, retry_first: Duration::from_secs(60), ..BondConfig::default() };
+        let mut world = World::new(seed, &[0, 0, 0], faults, config);
+        let (to_b, to_a) = world.connect();
+        (0..100).for_each(|_| world.step());
+        let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let mut below = |bound: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 8) % bound
+        };
+        let cuts: Vec<(u64, u64)> = (0..2).map(|_| (below(120), below(3))).collect();
+        let mut expected = Vec::new();
+        let mut kept = Vec::new();
+        for step in 0..150_u64 {
+            for (network, &(_, ends)) in cuts.iter().enumerate().filter(|(_, (at, _))| *at == step) {
+                let network = &world.networks[network];
+                match ends {
+                    2 => network.cut(0),
+                    end => network.cut_one_end(end as usize),
+                }
+            }
+            if step % 25 == 0 {
+                let value = step as u32;
+                let source = world.pools[0].acquire().expect("a slot");
+                let target = world.pools[1].acquire().expect("a slot");
+                let operation = Operation::Write {
+                    source: Source::Slot { slot: source, offset: 0, len: SLOT_BYTES as u32 },
+                    target: Target { slot: target.slot(), generation: target.generation(), offset: 0 },
+                    rows: None,
+                    immediate: Some(value),
+                };
+                let id = 1 + step;
+                let post = WorkRequest { id, peer: to_b, priority: Priority::Urgent, operation };
+                world.bonds[0].post(post).expect("room");
+                expected.push((id, value));
+                kept.push(target);
+            }
+            world.step();
+        }
+        let mut steps = 0;
+        let is_missing = |world: &World| {
+            expected.iter().any(|&(id, value)| {
+                !world.events[1].contains(&Event::Immediate { peer: to_a, value })
+                    || !world.events[0].contains(&Event::Completed { id, completion: Completion::Done })
+            })
+        };
+        while is_missing(&world) {
+            steps += 1;
+            // Two repetitions, and what they take to arrive.
+            assert!(steps < 6000, "seed {seed}: {cuts:?}, {:?}", world.events);
+            world.step();
+        }
+        for bond in &world.bonds {
+            assert_eq!(bond.peers.len(), 1, "seed {seed}: {cuts:?}");
+        }
+    }
+}
+
+/// A connection that comes up and fails at once is made again less and less often.
+#[test]
+fn a_link_that_does_not_last_is_tried_less_often() {
+    let retry_first = Duration::from_millis(1);
+    let config = BondConfig { retry_first, retry_max: Duration::from_millis(64), ..BondConfig::default() };
+    let mut world = World::new(3, &[0, 0], |_| Faults::default(), config);
+    world.connect();
+    let is_up = |world: &World| world.bonds[0].peers.values().all(|peer| peer.links[0].is_up());
+    let mut waits = Vec::new();
+    for _ in 0..7 {
+        world.networks[0].cut(0);
+        world.until("down", |world| !is_up(world));
+        waits.push(world.until("up again", |world| is_up(world)));
+    }
+    assert!(waits[6] > 16 * waits[0].max(10), "in steps of 100 us: {waits:?}");
+    (0..700).for_each(|_| world.step());
+    world.networks[0].cut(0);
+    world.until("down", |world| !is_up(world));
+    let after_a_while = world.until("up again", |world| is_up(world));
+    assert!(after_a_while < waits[6] / 4, "it has lasted for a while: {waits:?}, {after_a_while}");
+}
+
+/// The sessions that a node has told one peer do not tell those of others.
+#[test]
+fn sessions_are_not_each_others_successors() {
+    let mut world = World::new(1, &[0], |_| Faults::default(), BondConfig::default());
+    let names: Vec<u64> = (0..100).map(|_| world.bonds[0].draw_name()).collect();
+    let distinct: std::collections::HashSet<u64> = names.iter().copied().collect();
+    assert_eq!(distinct.len(), names.len());
+    let successor = |mut name: u64| {
+        name ^= name << 13;
+        name ^= name >> 7;
+        name ^ name << 17
+    };
+    assert!(names.windows(2).all(|pair| pair[1] != successor(pair[0])));
+}
+
+/// A peer that floods one rail does not keep the events of others from being taken.
+#[test]
+fn a_flooded_rail_leaves_a_share_to_the_others() {
+    let faults = |_| Faults { queue_depth_max: 1024, ..Faults::default() };
+    let mut world = World::new(4, &[0, 0], faults, BondConfig::default());
+    // Two peers, each with one link, over a rail of its own.
+    let peers: Vec<PeerId> = ["one:1", "two:1"]
+        .iter()
+        .map(|address| world.bonds[0].connect(address).expect("an address"))
+        .collect();
+    world.until("connected", |world| world.events[0].len() == 2 && world.events[1].len() == 2);
+    world.events.iter_mut().for_each(Vec::clear);
+    let message = |peer| WorkRequest::message(peer, vec![7].into_boxed_slice());
+    for _ in 0..600 {
+        world.bonds[0].post(message(peers[0])).expect("room");
+    }
+    world.bonds[0].post(message(peers[1])).expect("room");
+    world.bonds[0].flush();
+    world.networks.iter().for_each(|network| network.advance(10));
+    let mut events = Vec::new();
+    world.bonds[1].poll(64, &mut events);
+    world.bonds[1].poll(64, &mut events);
+    let from: std::collections::HashSet<PeerId> = events
+        .iter()
+        .map(|event| match event {
+            Event::Message { peer, .. } => *peer,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(from.len(), 2, "after two polls of {} events", events.len());
+}
+
 /// When the last rail fails, the peer is down, once, and everything that was asked for is answered.
 #[test]
 fn the_last_rail_ends_the_peer() {

@@ -3,8 +3,8 @@
 /// Links that one event may wait for: all but the one that it comes over.
 const BEHIND_MAX: usize = super::LINKS_MAX - 1;
 /// Bytes that a frame adds to a message at most.
-pub(crate) const FRAME_BYTES: usize = 11 + BEHIND_MAX * 5;
-const MAGIC: u64 = u64::from_le_bytes(*b"KVSRBND2");
+pub(crate) const FRAME_BYTES: usize = 11 + BEHIND_MAX * 13;
+const MAGIC: u64 = u64::from_le_bytes(*b"KVSRBND3");
 
 const HELLO: u8 = 0xB0;
 const WELCOME: u8 = 0xB1;
@@ -22,6 +22,13 @@ pub(crate) struct LinkName {
     pub(crate) epoch: u32,
 }
 
+/// A marker: the `number`-th of its lane, over one link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MarkerName {
+    pub(crate) over: LinkName,
+    pub(crate) number: u64,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
     /// First message on a link, from the node that connected. With one link, the only frame ever.
@@ -29,13 +36,13 @@ pub(crate) enum Frame<'a> {
     /// The answer to it. A session that goes on meets the same incarnation again; a node that has started anew, or has
     /// ended the session, is another one.
     Welcome { incarnation: u64 },
-    /// A message of the users, number `sequence` of its lane. The writes before it have landed when the markers of this number
-    /// have come over the links `behind`.
-    Message { lane: u8, sequence: u64, behind: Vec<LinkName>, bytes: &'a [u8] },
+    /// A message of the users, number `sequence` of its lane. The writes before it have landed when the markers `behind`, or
+    /// later ones over their links, have come.
+    Message { lane: u8, sequence: u64, behind: Vec<MarkerName>, bytes: &'a [u8] },
     /// An immediate of the users, alike.
-    Immediate { lane: u8, sequence: u64, behind: Vec<LinkName>, value: u32 },
-    /// The writes before event `sequence` of a lane that this link carries are before this marker.
-    Marker { lane: u8, sequence: u64 },
+    Immediate { lane: u8, sequence: u64, behind: Vec<MarkerName>, value: u32 },
+    /// The writes of a lane that this link has carried so far are before this marker. Numbers rise.
+    Marker { lane: u8, number: u64 },
     /// Messages and immediates up to these numbers, by lane, were delivered.
     Ack { received: [u64; 2] },
     /// This link has failed here. Tell me when nothing that I sent over it can arrive any more.
@@ -65,18 +72,18 @@ impl<'a> Frame<'a> {
                 out.reserve(bytes.len());
                 out.extend([MESSAGE, *lane]);
                 out.extend(sequence.to_le_bytes());
-                put_names(&mut out, behind);
+                put_markers(&mut out, behind);
                 out.extend(*bytes);
             }
             Self::Immediate { lane, sequence, behind, value } => {
                 out.extend([IMMEDIATE, *lane]);
                 out.extend(sequence.to_le_bytes());
-                put_names(&mut out, behind);
+                put_markers(&mut out, behind);
                 out.extend(value.to_le_bytes());
             }
-            Self::Marker { lane, sequence } => {
+            Self::Marker { lane, number } => {
                 out.extend([MARKER, *lane]);
-                out.extend(sequence.to_le_bytes());
+                out.extend(number.to_le_bytes());
             }
             Self::Ack { received } => {
                 out.push(ACK);
@@ -114,14 +121,15 @@ impl<'a> Frame<'a> {
             }
             MESSAGE | IMMEDIATE | MARKER => {
                 let (&lane, rest) = rest.split_first()?;
-                let (sequence, rest) = u64_of(rest)?;
+                let (number, rest) = u64_of(rest)?;
                 if lane > 1 {
                     return None;
                 }
                 if kind == MARKER {
-                    (Self::Marker { lane, sequence }, rest)
+                    (Self::Marker { lane, number }, rest)
                 } else {
-                    let (behind, rest) = names_of(rest)?;
+                    let sequence = number;
+                    let (behind, rest) = markers_of(rest)?;
                     if kind == MESSAGE {
                         (Self::Message { lane, sequence, behind, bytes: rest }, &rest[..0])
                     } else {
@@ -160,23 +168,27 @@ fn name_of(bytes: &[u8]) -> Option<(LinkName, &[u8])> {
     Some((LinkName { link, epoch: u32::from_le_bytes(*epoch) }, rest))
 }
 
-fn put_names(out: &mut Vec<u8>, names: &[LinkName]) {
-    out.push(names.len() as u8);
-    names.iter().for_each(|name| put_name(out, name));
+fn put_markers(out: &mut Vec<u8>, markers: &[MarkerName]) {
+    out.push(markers.len() as u8);
+    for MarkerName { over, number } in markers {
+        put_name(out, over);
+        out.extend(number.to_le_bytes());
+    }
 }
 
-fn names_of(bytes: &[u8]) -> Option<(Vec<LinkName>, &[u8])> {
+fn markers_of(bytes: &[u8]) -> Option<(Vec<MarkerName>, &[u8])> {
     let (&count, mut rest) = bytes.split_first()?;
     if usize::from(count) > BEHIND_MAX {
         return None;
     }
-    let mut names = Vec::with_capacity(count.into());
+    let mut markers = Vec::with_capacity(count.into());
     for _ in 0..count {
-        let (name, behind) = name_of(rest)?;
-        names.push(name);
+        let (over, behind) = name_of(rest)?;
+        let (number, behind) = u64_of(behind)?;
+        markers.push(MarkerName { over, number });
         rest = behind;
     }
-    Some((names, rest))
+    Some((markers, rest))
 }
 
 fn lanes_of(bytes: &[u8]) -> Option<([u64; 2], &[u8])> {
@@ -197,13 +209,14 @@ mod tests {
     #[test]
     fn frames_come_back_as_they_went_and_nonsense_does_not() {
         let name = LinkName { link: 2, epoch: 77 };
+        let marker = MarkerName { over: name, number: 1 << 60 };
         let frames = [
             Frame::Hello { session: u64::MAX, links: 3, name },
             Frame::Welcome { incarnation: 1 << 50 },
-            Frame::Message { lane: 1, sequence: 9, behind: vec![name; BEHIND_MAX], bytes: b"bytes" },
+            Frame::Message { lane: 1, sequence: 9, behind: vec![marker; BEHIND_MAX], bytes: b"bytes" },
             Frame::Message { lane: 0, sequence: 0, behind: Vec::new(), bytes: b"" },
-            Frame::Immediate { lane: 0, sequence: 1 << 40, behind: vec![name], value: 0xABCD },
-            Frame::Marker { lane: 1, sequence: 5 },
+            Frame::Immediate { lane: 0, sequence: 1 << 40, behind: vec![marker], value: 0xABCD },
+            Frame::Marker { lane: 1, number: 5 },
             Frame::Ack { received: [3, u64::MAX] },
             Frame::LinkDown { name },
             Frame::Fenced { name, delivered: [7, 1 << 33] },
@@ -221,9 +234,9 @@ mod tests {
             Frame::decode(&Frame::Hello { session: 1, links: 2, name }.encode()).is_none(),
             "link 2 of 2"
         );
-        let behind = vec![name; BEHIND_MAX];
+        let behind = vec![marker; BEHIND_MAX];
         assert_eq!(Frame::Message { lane: 0, sequence: 0, behind, bytes: b"" }.encode().len(), FRAME_BYTES);
-        let behind = vec![name; BEHIND_MAX + 1];
+        let behind = vec![marker; BEHIND_MAX + 1];
         let crowded = Frame::Immediate { lane: 0, sequence: 0, behind, value: 1 }.encode();
         assert!(Frame::decode(&crowded).is_none(), "more links than there are");
     }

@@ -30,10 +30,10 @@ fn bonded(seed: u64, is_second_direct: bool) -> (World<Bond<SimFabric>>, [SimNet
             let rails = [first, second].map(|fabric| Rail { fabric, rank: 0 }).into();
             let millis = Arc::clone(&millis);
             let clock = Box::new(move || start + Duration::from_millis(millis.load(Ordering::Relaxed)));
-            let retry_first = Duration::from_millis(2);
+            let (retry_first, retry_max) = (Duration::from_millis(2), Duration::from_millis(16));
             Bond::new(
                 rails,
-                BondConfig { slice_bytes: 300, retry_first, seed, ..BondConfig::default() },
+                BondConfig { slice_bytes: 300, retry_first, retry_max, seed, ..BondConfig::default() },
                 clock,
             )
         })
