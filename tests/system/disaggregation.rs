@@ -3,7 +3,7 @@
 mod support;
 
 use serde_json::Value;
-use support::{Cluster, prompt, request};
+use support::{Cluster, get, prompt, request, wait_for};
 
 const PROMPTS: u64 = 50;
 const TOKENS: usize = 6;
@@ -51,6 +51,31 @@ fn assert_equal(expected: &[Value], found: &[Value], what: &str) {
     }
 }
 
+/// The gateway's status, which `kvasir top` and the page draw, tells what its workers have handed over.
+fn shown_by_the_gateway(cluster: &Cluster, bytes: u64, transfers: u64) {
+    let of = |role: &str| {
+        let (_, text) = get(&cluster.gateway.address, "/kvasir/status").expect("an answer");
+        let mut status: Value = serde_json::from_str(&text).expect("JSON");
+        let workers = status["workers"].as_array_mut().into_iter().flatten();
+        workers
+            .into_iter()
+            .find(|worker| worker["role"] == role)
+            .map(|worker| worker["transfers"].take())
+            .unwrap_or_default()
+    };
+    wait_for("the status to tell of hand-offs", || of("prefill")["bytes_sent"] == bytes);
+    let rails = of("prefill")["rails"].as_array().cloned().unwrap_or_default();
+    let sum: u64 = rails.iter().filter_map(|rail| rail["bytes"].as_u64()).sum();
+    assert_eq!(sum, bytes, "{rails:?}");
+    wait_for("the status to tell of transfers", || of("decode")["completed"] == transfers);
+    let whole = |stage: &Value| {
+        let counts = stage["counts"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+        (stage["stage"] == "whole").then(|| counts.sum::<u64>())
+    };
+    let stages = of("decode")["stages"].as_array().cloned().unwrap_or_default();
+    assert_eq!(stages.iter().find_map(whole), Some(transfers), "{stages:?}");
+}
+
 #[test]
 fn output_does_not_depend_on_where_the_prompt_was_computed() {
     let expected = {
@@ -73,6 +98,7 @@ fn output_does_not_depend_on_where_the_prompt_was_computed() {
         assert!(bytes >= blocks * 16384.0, "{transport}: {blocks} blocks, {bytes} bytes");
         assert_eq!(decode.metric("kvasir_transfer_checksum_failures_total"), 0.0);
         assert_eq!(decode.metric("kvasir_engine_recomputed_blocks_total"), 0.0);
+        shown_by_the_gateway(&cluster, bytes as u64, transfers as u64);
     }
     for transport in transports() {
         let name = format!("corrupt-{transport}");

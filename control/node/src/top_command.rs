@@ -11,7 +11,7 @@ use clap::Args;
 use http::Method;
 use router_engines::client::EngineClient;
 use serde_json::{Map, Value, json};
-use tools_top::{TopConfig, once, run};
+use tools_top::{TopConfig, View, once, run};
 
 use crate::credentials::Credentials;
 use crate::engine_watch::{EngineWatch, table};
@@ -35,6 +35,9 @@ pub(crate) struct TopArgs {
     /// Print one frame as text and end, as is done when the output is no terminal.
     #[arg(long)]
     once: bool,
+    /// What to show first, and with --once alone: overview, workers, latency, pools, transfers or decisions.
+    #[arg(long, default_value = "overview", value_parser = view, value_name = "VIEW")]
+    view: View,
     /// Show why engines of this machine are slow: how long their requests, threads and disk reads wait, from programs in the
     /// kernel that end with this command. Needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE, and the
     /// host's PID namespace.
@@ -48,6 +51,11 @@ pub(crate) struct TopArgs {
     tell: bool,
 }
 
+fn view(name: &str) -> Result<View, String> {
+    let names = || View::ALL.map(|view| view.title().to_lowercase()).join(", ");
+    View::from_name(name).ok_or_else(|| format!("not one of {}", names()))
+}
+
 pub(crate) fn execute(arguments: &TopArgs) -> Result<ExitCode> {
     if arguments.kernel {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -58,6 +66,7 @@ pub(crate) fn execute(arguments: &TopArgs) -> Result<ExitCode> {
         key: arguments.credentials.key()?,
         tls: arguments.credentials.tls(&arguments.gateway)?,
         interval: Duration::from_millis(arguments.interval),
+        view: arguments.view,
     };
     if arguments.once || !std::io::stdout().is_terminal() {
         println!("{}", once(config, FRAME.0, FRAME.1)?);

@@ -478,6 +478,23 @@ typedef struct kvasir_kv_handoff_statistics {
 /* Writes counters, as kvasir_kv_stats does. */
 int32_t kvasir_kv_handoff_stats(kvasir_kv *handle, kvasir_kv_handoff_statistics *statistics, size_t bytes);
 
+/* One transport of hand-offs. Later versions append fields. */
+typedef struct kvasir_kv_rail_statistics {
+    char name[64];                /* "shm", "tcp" or "rdma DEVICE"; longer names are cut */
+    uint64_t block_bytes;         /* of blocks that it was given to write or read */
+    uint64_t slices_retried;      /* posted again because a connection had failed */
+    uint64_t links_failed;        /* connections that ended while their peer went on over others */
+    uint64_t nanoseconds_per_kib; /* queue included, smoothed; 0 where no peer has several rails */
+    uint64_t is_slow;             /* 1 while it takes 3 times as long for a KiB as the best of its rank */
+} kvasir_kv_rail_statistics;
+
+/*
+ * Writes counters of at most `room` transports, each into `rail_bytes` bytes (sizeof(kvasir_kv_rail_statistics); of a shorter
+ * structure the first fields are written); `*count` is how many there are. `rails` may be null when `room` is 0.
+ */
+int32_t kvasir_kv_handoff_rails(kvasir_kv *handle, kvasir_kv_rail_statistics *rails, size_t rail_bytes, size_t room,
+                                size_t *count);
+
 #ifdef __cplusplus
 }
 #endif

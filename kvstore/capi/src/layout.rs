@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use crate::backend::Statistics;
 use crate::buffers::Buffer;
-use crate::handoff::HandOffStatistics;
+use crate::handoff::{HandOffStatistics, RailStatistics};
 use crate::interface::{HandOff, Request, Transfer};
 use crate::queue::Completion;
 use crate::tensors::{Plane, Tensors};
@@ -59,4 +59,7 @@ const _: () = {
     assert!(size_of::<HandOffStatistics>() == 72 && align_of::<HandOffStatistics>() == 8);
     assert!(offset_of!(HandOffStatistics, bytes_sent) == 48);
     assert!(offset_of!(HandOffStatistics, slots_used) == 64);
+    assert!(size_of::<RailStatistics>() == 104 && align_of::<RailStatistics>() == 8);
+    assert!(offset_of!(RailStatistics, block_bytes) == 64);
+    assert!(offset_of!(RailStatistics, is_slow) == 96);
 };

@@ -53,7 +53,7 @@ mod tests;
 
 pub use backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome, Statistics};
 pub use format::META_BYTES_MAX;
-pub use handoff::{Ending, HandOffStatistics};
+pub use handoff::{Ending, HandOffStatistics, RAIL_NAME_BYTES, RailStatistics};
 pub use interface::*;
 pub use queue::Completion;
 pub use status::Status;

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_kv::{
-    Completion, Ending, HandOff, HandOffStatistics, Handle, Plane, Status, Tensors, kvasir_kv_cancel_handoff,
-    kvasir_kv_close, kvasir_kv_decline_handoff, kvasir_kv_end_handoff, kvasir_kv_handoff_address,
-    kvasir_kv_handoff_stats, kvasir_kv_last_error, kvasir_kv_open, kvasir_kv_poll, kvasir_kv_register,
-    kvasir_kv_submit_handoff, kvasir_kv_unregister,
+    Completion, Ending, HandOff, HandOffStatistics, Handle, Plane, RAIL_NAME_BYTES, RailStatistics, Status,
+    Tensors, kvasir_kv_cancel_handoff, kvasir_kv_close, kvasir_kv_decline_handoff, kvasir_kv_end_handoff,
+    kvasir_kv_handoff_address, kvasir_kv_handoff_rails, kvasir_kv_handoff_stats, kvasir_kv_last_error,
+    kvasir_kv_open, kvasir_kv_poll, kvasir_kv_register, kvasir_kv_submit_handoff, kvasir_kv_unregister,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -210,6 +210,33 @@ impl Engine {
         statistics
     }
 
+    /// Names and bytes of its transports, asked for as a caller does whose structure is so many bytes long.
+    fn rails(&self, rail_bytes: usize) -> Vec<(String, u64)> {
+        let zero = RailStatistics {
+            name: [0; RAIL_NAME_BYTES],
+            block_bytes: 0,
+            slices_retried: 0,
+            links_failed: 0,
+            nanoseconds_per_kib: 0,
+            is_slow: 0,
+        };
+        let (mut rails, mut count) = ([zero; 4], 0);
+        // SAFETY: `rails` has room for four structures of at most its own size.
+        let status = unsafe {
+            kvasir_kv_handoff_rails(self.handle, rails.as_mut_ptr(), rail_bytes, rails.len(), &raw mut count)
+        };
+        assert_eq!(status, 0);
+        // SAFETY: each begins at a multiple of what the library was told.
+        let at = |index: usize| unsafe {
+            rails.as_ptr().cast::<u8>().add(index * rail_bytes).cast::<RailStatistics>().read_unaligned()
+        };
+        let name = |rail: &RailStatistics| {
+            let name = std::ffi::CStr::from_bytes_until_nul(&rail.name).expect("a final 0");
+            name.to_str().expect("UTF-8").to_owned()
+        };
+        (0..count).map(at).map(|rail| (name(&rail), rail.block_bytes)).collect()
+    }
+
     fn wait_for_rest(&self) {
         let started = Instant::now();
         while self.statistics().slots_used > 0 {
@@ -267,6 +294,11 @@ fn blocks_arrive_layer_by_layer_over_each_transport() {
         decode.wait_for_rest();
         let sent = prefill.statistics().bytes_sent;
         assert_eq!(sent, (3 * 2 * LAYERS * PIECE) as u64, "only what the receiver lacks");
+        let rails = prefill.rails(size_of::<RailStatistics>());
+        assert_eq!(rails, [(transport.to_owned(), sent)]);
+        let shorter = std::mem::offset_of!(RailStatistics, slices_retried);
+        assert_eq!(prefill.rails(shorter), rails, "of an older structure the first fields are written");
+        assert_eq!(decode.rails(size_of::<RailStatistics>()), [(transport.to_owned(), 0)]);
         assert_eq!(decode.statistics().blocks_received, 3);
     }
 }

@@ -31,12 +31,14 @@ async fn ask(worker: &Worker, interval: Duration) {
         let known: Vec<u32> = runs.iter().map(|run| run.load.counts()[0]).collect();
         let dialect = first.description.engine.dialect();
         let answered = tokio::time::timeout(REPORT_WITHIN, dialect.report(&worker.client)).await;
-        let Ok(Ok(report)) = answered else { continue };
+        let Ok(Ok(mut report)) = answered else { continue };
         for (rank, (run, known)) in runs.iter().zip(known).enumerate() {
             let load = report.loads.get(rank).copied();
             if let Some(load) = &load {
                 run.reported.set(load, asked);
             }
+            let transfers = report.transfers.get_mut(rank).map(std::mem::take);
+            run.transfers.store(transfers.map(Arc::new));
             // A request that came or went meanwhile is known all the same.
             let known = known.max(run.load.counts()[0]);
             run.capacity.report(&load.unwrap_or_default(), report.requests_max, known);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use kvstore_block::block_hash;
 use router_engines::client::EngineClient;
-use router_engines::dialect::{Description, EngineLoad, Role};
+use router_engines::dialect::{Description, EngineLoad, Role, TransferReport};
 use router_engines::upstream::Upstream;
 use router_events::follower::Follower;
 use router_radix::Member;
@@ -55,6 +55,8 @@ pub struct WorkerRun {
     pub rank: Option<u16>,
     /// What the engine itself said last.
     pub reported: Reported,
+    /// The hand-offs that it reported last; `None` when its engine has no data plane of Kvasir's.
+    pub transfers: ArcSwapOption<TransferReport>,
     /// The state of its KV events.
     pub follower: Arc<Mutex<Follower>>,
     /// The worker publishes KV events.
@@ -164,6 +166,7 @@ impl WorkerRun {
             member: parts.member,
             load: Load::default(),
             reported: Reported::default(),
+            transfers: ArcSwapOption::empty(),
             capacity: Capacity::default(),
             follower: parts.follower,
             has_feed: parts.has_feed,

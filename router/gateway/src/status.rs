@@ -102,6 +102,7 @@ fn live_status(gateway: &Gateway, worker: &Worker, run: &WorkerRun) -> Value {
         "slowness": run.load.factor(),
         "kernel": gateway.kernel.of(&worker.name),
         "pools": pools.collect::<Vec<Value>>(),
+        "transfers": run.transfers.load().as_deref(),
         "audit": {
             "requests": audit.requests.load(Ordering::Relaxed),
             "exact": audit.exact.load(Ordering::Relaxed),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::{HeaderValue, Uri};
 use router_tls::ClientTls;
 
+use crate::display::View;
 use crate::error::TopError;
 
 /// Shortest time between two polls.
@@ -30,6 +31,8 @@ pub struct TopConfig {
     pub tls: Option<Arc<ClientTls>>,
     /// Time between two polls, from [`INTERVAL_MIN`] to [`INTERVAL_MAX`].
     pub interval: Duration,
+    /// What is shown first, and by [`once`](crate::once) alone.
+    pub view: View,
 }
 
 impl fmt::Debug for TopConfig {
@@ -38,6 +41,7 @@ impl fmt::Debug for TopConfig {
             .field("gateway", &self.gateway)
             .field("key", &self.key.as_ref().map(|_| "..."))
             .field("interval", &self.interval)
+            .field("view", &self.view)
             .finish()
     }
 }
@@ -119,8 +123,14 @@ mod tests {
     use super::*;
 
     fn target(gateway: &str) -> Result<Target, TopError> {
-        TopConfig { gateway: gateway.to_owned(), key: None, tls: None, interval: Duration::from_secs(1) }
-            .target()
+        TopConfig {
+            gateway: gateway.to_owned(),
+            key: None,
+            tls: None,
+            interval: Duration::from_secs(1),
+            view: View::Overview,
+        }
+        .target()
     }
 
     #[test]
@@ -157,6 +167,7 @@ mod tests {
             key: Some(" sk-secret\n".to_owned()),
             tls: None,
             interval: Duration::from_secs(1),
+            view: View::Overview,
         };
         let target = config.target().expect("good");
         assert_eq!(target.authorization.as_ref().expect("a key").as_bytes(), b"Bearer sk-secret");
@@ -172,7 +183,8 @@ mod tests {
     fn the_interval_has_bounds() {
         for (interval, good) in [(99, false), (100, true), (3_600_000, true), (3_600_001, false)] {
             let interval = Duration::from_millis(interval);
-            let config = TopConfig { gateway: "h:1".to_owned(), key: None, tls: None, interval };
+            let config =
+                TopConfig { gateway: "h:1".to_owned(), key: None, tls: None, interval, view: View::Overview };
             assert_eq!(config.target().is_ok(), good, "{interval:?}");
         }
     }

@@ -4,27 +4,44 @@ use crate::keys::{Action, Step};
 
 /// The views, in the order of their tabs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum View {
+pub enum View {
+    /// Something of everything.
     #[default]
     Overview,
+    /// The workers.
     Workers,
+    /// Latencies.
     Latency,
+    /// The tiers of KV blocks.
     Pools,
+    /// Hand-offs of blocks between workers.
+    Transfers,
+    /// Where requests went, and why.
     Decisions,
 }
 
 impl View {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Overview, Self::Workers, Self::Latency, Self::Pools, Self::Decisions];
+    /// Every view.
+    pub const ALL: [Self; 6] =
+        [Self::Overview, Self::Workers, Self::Latency, Self::Pools, Self::Transfers, Self::Decisions];
 
-    pub(crate) const fn title(self) -> &'static str {
+    /// Its title; in small letters its name.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
         match self {
             Self::Overview => "Overview",
             Self::Workers => "Workers",
             Self::Latency => "Latency",
             Self::Pools => "Pools",
+            Self::Transfers => "Transfers",
             Self::Decisions => "Decisions",
         }
+    }
+
+    /// By its title, in letters of either case.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|view| view.title().eq_ignore_ascii_case(name))
     }
 }
 
@@ -100,6 +117,7 @@ pub(crate) struct Display {
     pub(crate) is_since_start: bool,
     pub(crate) workers: Scroll,
     pub(crate) pools: Scroll,
+    pub(crate) transfers: Scroll,
     pub(crate) decisions: Scroll,
 }
 
@@ -127,6 +145,7 @@ impl Display {
     fn scrolled(&mut self) -> &mut Scroll {
         match self.view {
             View::Pools => &mut self.pools,
+            View::Transfers => &mut self.transfers,
             View::Decisions => &mut self.decisions,
             View::Overview | View::Workers | View::Latency => &mut self.workers,
         }
@@ -156,7 +175,9 @@ mod tests {
     #[test]
     fn views_and_sort_keys_go_round() {
         let mut display = Display::default();
-        for view in [View::Workers, View::Latency, View::Pools, View::Decisions, View::Overview] {
+        let round =
+            [View::Workers, View::Latency, View::Pools, View::Transfers, View::Decisions, View::Overview];
+        for view in round {
             assert!(!display.apply(Action::NextView));
             assert_eq!(display.view, view);
         }

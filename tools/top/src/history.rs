@@ -5,15 +5,17 @@
 //! zero again: then everything that was remembered for differences is dropped, so that no rate is ever negative.
 //! The course keeps its points, since they were true when they were taken.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use crate::wire::{Counters, Histogram, Histograms, Status};
+use crate::wire::{Counters, Histogram, Histograms, Status, Worker};
 
 /// What "the last minute" is.
 pub(crate) const WINDOW: Duration = Duration::from_secs(60);
 /// Longest course that is kept.
 pub(crate) const COURSE: Duration = Duration::from_secs(300);
+/// Time between the samples of what workers have sent that are kept.
+const SENT_EVERY: Duration = Duration::from_secs(5);
 /// Most points and marks that are kept: [`COURSE`] at the shortest interval, and one.
 const KEPT_MAX: usize = 3001;
 
@@ -54,6 +56,8 @@ pub(crate) struct History {
     /// Oldest first; the last is the latest poll. At most one is older than [`WINDOW`].
     marks: VecDeque<Mark>,
     points: VecDeque<Point>,
+    /// Bytes that each worker had sent by then; oldest first, the last is the latest poll.
+    sent: VecDeque<(Duration, HashMap<String, u64>)>,
 }
 
 impl History {
@@ -63,7 +67,9 @@ impl History {
         let is_new_run = status.started_unix != self.started_unix;
         if is_new_run || self.marks.back().is_some_and(|last| !is_later(last, &mark)) {
             self.marks.clear();
+            self.sent.clear();
         }
+        self.record_sent(at, status);
         self.started_unix = status.started_unix;
         self.marks.push_back(mark);
         // The newest mark that is a whole window old stays: it is what the last one is compared with.
@@ -80,6 +86,36 @@ impl History {
             waiting: status.waiting.map(|count| count as f64),
             hit_rate: rates.and_then(|rates| rates.hit_rate),
         });
+    }
+
+    fn record_sent(&mut self, at: Duration, status: &Status) {
+        let of = |worker: &Worker| Some((worker.name.clone(), worker.transfers.as_ref()?.bytes_sent));
+        let sent: HashMap<String, u64> = status.workers.iter().filter_map(of).collect();
+        if sent.is_empty() {
+            return;
+        }
+        let before_last = self.sent.len().checked_sub(2).map(|index| self.sent[index].0);
+        if before_last.is_some_and(|before| at.saturating_sub(before) < SENT_EVERY) {
+            self.sent.pop_back();
+        }
+        self.sent.push_back((at, sent));
+        while self.sent.get(1).is_some_and(|(second, _)| at.saturating_sub(*second) >= WINDOW) {
+            self.sent.pop_front();
+        }
+    }
+
+    /// Over how long [`Self::sent_per_second`] looks back; `None` before there are two polls.
+    pub(crate) fn sent_window(&self) -> Option<Duration> {
+        let ((first, _), (last, _)) = (self.sent.front()?, self.sent.back()?);
+        Some(last.saturating_sub(*first)).filter(|window| !window.is_zero())
+    }
+
+    /// Bytes of blocks per second that a worker has sent lately; `None` when it is not known, as after a restart.
+    pub(crate) fn sent_per_second(&self, worker: &str) -> Option<f64> {
+        let window = self.sent_window()?;
+        let ((_, first), (_, last)) = (self.sent.front()?, self.sent.back()?);
+        let gained = last.get(worker)?.checked_sub(*first.get(worker)?)?;
+        Some(gained as f64 / window.as_secs_f64())
     }
 
     /// Records the gateway's start, when all counters were 0: rates of the next answer are then those since start.

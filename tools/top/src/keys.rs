@@ -33,7 +33,7 @@ pub(crate) enum Step {
 /// One line for each group of keys.
 pub(crate) const HELP: [(&str, &str); 6] = [
     ("q Esc ^C", "quit"),
-    ("Tab 1-5", "view"),
+    ("Tab 1-6", "view"),
     ("↑↓ PgUp PgDn Home End", "scroll"),
     ("s", "sort workers"),
     ("w", "latency: last minute / since start"),
@@ -53,7 +53,7 @@ pub(crate) fn action(key: KeyEvent) -> Option<Action> {
         KeyCode::Char('q') | KeyCode::Esc => Action::Quit,
         KeyCode::Tab | KeyCode::Right => Action::NextView,
         KeyCode::BackTab | KeyCode::Left => Action::PreviousView,
-        KeyCode::Char(digit @ '1'..='5') => Action::View(digit as usize - '1' as usize),
+        KeyCode::Char(digit @ '1'..='6') => Action::View(digit as usize - '1' as usize),
         KeyCode::Char('p') => Action::Pause,
         KeyCode::Char('?' | 'h') => Action::Help,
         KeyCode::Char('s') => Action::Sort,
@@ -84,7 +84,7 @@ mod tests {
             (KeyCode::Tab, plain, Some(Action::NextView)),
             (KeyCode::BackTab, KeyModifiers::SHIFT, Some(Action::PreviousView)),
             (KeyCode::Char('5'), plain, Some(Action::View(4))),
-            (KeyCode::Char('6'), plain, None),
+            (KeyCode::Char('7'), plain, None),
             (KeyCode::Char('?'), KeyModifiers::SHIFT, Some(Action::Help)),
             (KeyCode::PageDown, plain, Some(Action::Scroll(Step::PageDown))),
         ] {

@@ -29,5 +29,6 @@ mod wire;
 mod testing;
 
 pub use config::{FRAME_CELLS_MAX, INTERVAL_MAX, INTERVAL_MIN, TopConfig};
+pub use display::View;
 pub use error::TopError;
 pub use terminal::{once, run};

@@ -288,6 +288,7 @@ mod tests {
 
     use super::*;
     use crate::TopConfig;
+    use crate::display::View;
 
     /// A gateway that answers one request a connection, starts anew before its third status, and tells its past if it `has`
     /// one. The paths that were asked for come out of the channel.
@@ -333,7 +334,7 @@ mod tests {
         for (has_history, is_interactive) in [(true, true), (false, true), (true, false)] {
             let (address, asked) = gateway(has_history);
             let interval = Duration::from_millis(100);
-            let config = TopConfig { gateway: address, key: None, tls: None, interval };
+            let config = TopConfig { gateway: address, key: None, tls: None, interval, view: View::Overview };
             let target = config.target().expect("a target");
             let mut gateway =
                 Gateway { target, is_interactive, connection: None, started_unix: 0, last_decision: None };

@@ -35,6 +35,7 @@ const ONCE_WITHIN: Duration = Duration::from_secs(60);
 ///
 /// A configuration that cannot be used, or no terminal at standard output, or one that fails.
 pub fn run(config: TopConfig) -> Result<(), TopError> {
+    let view = config.view;
     let target = config.target()?;
     if !io::stdout().is_terminal() {
         return Err(TopError::NoTerminal);
@@ -42,11 +43,12 @@ pub fn run(config: TopConfig) -> Result<(), TopError> {
     let state = State::new(target.authority.clone());
     let (messages, orders) = poll::start(target, true)?;
     let screen = Screen::enter().map_err(TopError::Terminal)?;
-    show(&screen, state, &messages, &orders)
+    show(&screen, Display { view, ..Display::default() }, state, &messages, &orders)
 }
 
 fn show(
     screen: &Screen,
+    mut display: Display,
     mut state: State,
     messages: &Receiver<Message>,
     orders: &Orders,
@@ -56,7 +58,6 @@ fn show(
     let started = Instant::now();
     // Time begins at `COURSE`: a sample from before the start would else have a negative time.
     let now = || COURSE + started.elapsed();
-    let mut display = Display::default();
     let mut drawn_at: Option<Instant> = None;
     loop {
         let mut is_changed = drawn_at.is_none_or(|at| at.elapsed() >= FRAME_AFTER);
@@ -101,6 +102,7 @@ fn poller_is_gone() -> TopError {
 /// A configuration or a size that cannot be used (at least 1 × 1, at most [`FRAME_CELLS_MAX`] cells), or the first
 /// failure of the gateway.
 pub fn once(config: TopConfig, width: u16, height: u16) -> Result<String, TopError> {
+    let view = config.view;
     let target = config.target()?;
     let cells = usize::from(width) * usize::from(height);
     if !(1..=FRAME_CELLS_MAX).contains(&cells) {
@@ -123,7 +125,7 @@ pub fn once(config: TopConfig, width: u16, height: u16) -> Result<String, TopErr
         }
     };
     drop(orders);
-    let mut display = Display { is_since_start: true, ..Display::default() };
+    let mut display = Display { view, is_since_start: true, ..Display::default() };
     Ok(frame(&state, &mut display, now, width, height))
 }
 

@@ -17,6 +17,10 @@ pub(crate) fn status(second: u64) -> Status {
             "pools": [{ "tier": "device", "blocks": 1024, "indexed": 280 },
                       { "tier": "host", "blocks": blocks, "indexed": 40 }],
             "audit": { "requests": 10, "exact": 9, "predicted_tokens": 640, "reported_tokens": 640 },
+            "transfers": { "bytes_sent": (second - 1) << 20, "blocks_received": 77, "completed": 5, "incomplete": 1,
+                "rails": [{ "name": "rdma mlx5_0", "bytes": 3 << 20, "nanoseconds_per_kib": 41 },
+                          { "name": "rdma mlx5_1", "bytes": 1 << 20, "nanoseconds_per_kib": 977, "is_slow": true }],
+                "stages": [{ "stage": "verify", "le": [0.001, 0.002], "counts": [8, 2, 0], "sum": 0.006 }] },
         })
     };
     let requests = second * 10;

@@ -167,6 +167,7 @@ pub(crate) struct Worker {
     #[serde(deserialize_with = "or_default")]
     pub(crate) pools: Vec<Pool>,
     pub(crate) audit: Option<Audit>,
+    pub(crate) transfers: Option<Transfers>,
 }
 
 /// One tier of a worker.
@@ -178,6 +179,60 @@ pub(crate) struct Pool {
     pub(crate) blocks: Option<u64>,
     #[serde(deserialize_with = "or_default")]
     pub(crate) indexed: u64,
+}
+
+/// What a worker has handed over, as its engine reports it.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Transfers {
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) bytes_sent: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) blocks_received: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) completed: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) incomplete: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) cancelled: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) leases_expired: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) checksum_failures: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) peers_lost: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) rails: Vec<TransferRail>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) stages: Vec<TransferStage>,
+}
+
+/// One transport of a worker.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct TransferRail {
+    #[serde(deserialize_with = "text")]
+    pub(crate) name: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) bytes: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) retries: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) failures: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) nanoseconds_per_kib: u64,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) is_slow: bool,
+}
+
+/// Times of one part of a worker's hand-offs.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct TransferStage {
+    #[serde(deserialize_with = "text")]
+    pub(crate) stage: String,
+    #[serde(flatten)]
+    pub(crate) times: Histogram,
 }
 
 /// Cached tokens as predicted and as reported.

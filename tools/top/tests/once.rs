@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tools_top::{TopConfig, TopError, once, run};
+use tools_top::{TopConfig, TopError, View, once, run};
 
 /// What the gateway answers to the `n`th request (from 0) with this head: status line and body.
 type Answers = dyn Fn(usize, &str) -> (&'static str, String) + Send + Sync;
@@ -89,6 +89,7 @@ fn config(gateway: &str, key: Option<&str>) -> TopConfig {
         key: key.map(str::to_owned),
         tls: None,
         interval: Duration::from_millis(100),
+        view: View::Overview,
     }
 }
 

@@ -154,6 +154,14 @@ class _HandOffStatistics(ctypes.Structure):
     ]
 
 
+_RAIL_COUNTERS = ("block_bytes", "slices_retried", "links_failed", "nanoseconds_per_kib", "slow")
+_RAILS_MAX = 32
+
+
+class _RailStatistics(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char * 64), *((name, ctypes.c_uint64) for name in _RAIL_COUNTERS)]
+
+
 class _Completion(ctypes.Structure):
     _fields_ = [
         ("user", ctypes.c_uint64),
@@ -214,6 +222,7 @@ class Library:
             "decline_handoff": [handle, ctypes.c_uint64, ctypes.c_char_p],
             "handoff_address": [handle, ctypes.c_char_p, size, size_out],
             "handoff_stats": [handle, ctypes.POINTER(_HandOffStatistics), size],
+            "handoff_rails": [handle, ctypes.POINTER(_RailStatistics), size, size, size_out],
             "poll": [handle, ctypes.POINTER(_Completion), size, ctypes.c_int32, size_out],
         }.items():
             call = getattr(self.calls, f"kvasir_kv_{name}")
@@ -378,6 +387,14 @@ class Store:
         counters = _HandOffStatistics()
         self._library.call("handoff_stats", self._handle, ctypes.byref(counters), ctypes.sizeof(counters))
         return {field[0]: getattr(counters, field[0]) for field in _HandOffStatistics._fields_}
+
+    def rail_statistics(self) -> dict[str, dict[str, int]]:
+        """The counters of `kvasir_kv_rail_statistics` by the name of the transport."""
+        rails, count = (_RailStatistics * _RAILS_MAX)(), ctypes.c_size_t()
+        entry = ctypes.sizeof(_RailStatistics)
+        self._library.call("handoff_rails", self._handle, rails, entry, _RAILS_MAX, ctypes.byref(count))
+        known = rails[: min(count.value, _RAILS_MAX)]
+        return {rail.name.decode(): {name: getattr(rail, name) for name in _RAIL_COUNTERS} for rail in known}
 
     @staticmethod
     def _part(

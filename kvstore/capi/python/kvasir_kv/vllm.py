@@ -223,7 +223,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             stats = KvasirStats.of(self._working.take_counters())
             if time.monotonic() - self._statistics_at >= _STATISTICS_SECONDS:
                 self._statistics_at = time.monotonic()
-                stats.add_store(worker_name(self._vllm_config), self._working.statistics())
+                name = worker_name(self._vllm_config)
+                stats.add_store(name, self._working.statistics(), self._working.rail_statistics())
         return None if stats.is_empty() else stats
 
     @classmethod

@@ -42,30 +42,33 @@ STORE = {
 class KvasirStats(KVConnectorStats):
     """Counters add up; of each worker's store the last values hold.
 
-    `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}}`.
+    `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}, "rails": {worker: {rail: {name: value}}}}`.
     """
 
     @classmethod
     def of(cls, counters: dict[str, int]) -> "KvasirStats":
         """Stats with these counters."""
-        return cls(data={"counters": counters, "stores": {}})
+        return cls(data={"counters": counters, "stores": {}, "rails": {}})
 
     def __post_init__(self) -> None:
         self.data.setdefault("counters", {})
         self.data.setdefault("stores", {})
+        self.data.setdefault("rails", {})
 
-    def add_store(self, worker: str, values: dict[str, int]) -> None:
-        """Adds what a worker's store and its hand-offs count."""
+    def add_store(self, worker: str, values: dict[str, int], rails: dict[str, dict[str, int]]) -> None:
+        """Adds what a worker's store, its hand-offs and their transports count."""
         self.data["stores"][worker] = {name: values[name] for name in (*STORE, *HANDOFF) if name in values}
+        self.data["rails"][worker] = rails
 
     def reset(self) -> None:
-        self.data: dict[str, Any] = {"counters": {}, "stores": {}}
+        self.data: dict[str, Any] = {"counters": {}, "stores": {}, "rails": {}}
 
     def aggregate(self, other: KVConnectorStats) -> "KvasirStats":
         counters = self.data["counters"]
         for name, count in other.data["counters"].items():
             counters[name] = counters.get(name, 0) + count
         self.data["stores"].update(other.data["stores"])
+        self.data["rails"].update(other.data["rails"])
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -78,6 +81,7 @@ class KvasirStats(KVConnectorStats):
 
 
 HANDOFF = {
+    "blocks_received": "Blocks received and verified, since the start.",
     "bytes_sent": "Bytes of blocks written to other engines, since the start.",
     "transfers_completed": "Transfers received whole, since the start.",
     "transfers_incomplete": "Transfers that ended with blocks missing, since the start.",
@@ -87,10 +91,18 @@ HANDOFF = {
     "checksum_failures": "Pieces whose checksum did not match, since the start.",
     "slots_used": "Slots of the memory of hand-offs in use now.",
 }
+RAIL = {
+    "block_bytes": "Bytes of blocks that a transport was given to write or read, since the start.",
+    "slices_retried": "Slices posted again because their connection had failed, since the start.",
+    "links_failed": "Connections that ended while their peer went on over others, since the start.",
+    "nanoseconds_per_kib": "Time that a KiB takes on a transport, queue included, where peers have several.",
+    "slow": "1 while a transport takes 3 times as long for a KiB as the best of its rank.",
+}
 
 
 class KvasirMetrics(KVConnectorPromMetrics):
-    """`vllm:kvasir_<counter>_total`, and `vllm:kvasir_store_<value>` and `vllm:kvasir_handoff_<value>` for each worker.
+    """`vllm:kvasir_<counter>_total`; `vllm:kvasir_store_<value>` and `vllm:kvasir_handoff_<value>` for each worker, and
+    `vllm:kvasir_rail_<value>` for each of its transports.
 
     `vllm:kvasir_data_plane` tells gateways by its labels where the first process of each data-parallel rank listens.
     """
@@ -120,6 +132,15 @@ class KvasirMetrics(KVConnectorPromMetrics):
             )
             for name, text in HANDOFF.items()
         }
+        self._rails = {
+            name: self._gauge_cls(
+                name=f"vllm:kvasir_rail_{name}",
+                documentation=text,
+                labelnames=[*self._labelnames, "worker", "rail"],
+                multiprocess_mode="mostrecent",
+            )
+            for name, text in RAIL.items()
+        }
 
     def _tell_data_plane(self, vllm_config: Any) -> None:
         settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
@@ -145,3 +166,7 @@ class KvasirMetrics(KVConnectorPromMetrics):
         for worker, values in transfer_stats_data["stores"].items():
             for name, value in values.items():
                 self._values[name].labels(*labels, worker).set(value)
+        for worker, rails in transfer_stats_data["rails"].items():
+            for rail, values in rails.items():
+                for name, value in values.items():
+                    self._rails[name].labels(*labels, worker, rail).set(value)

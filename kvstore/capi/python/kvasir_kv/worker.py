@@ -196,6 +196,14 @@ class Worker:
             self._failed("stats", str(problem))
             return {}
 
+    def rail_statistics(self) -> dict[str, dict[str, int]]:
+        """Counters of each transport of hand-offs; nothing when there are none, or they cannot be asked."""
+        try:
+            return self._store.rail_statistics() if self._handoff is not None else {}
+        except StoreError as problem:
+            self._failed("rails", str(problem))
+            return {}
+
     def close(self) -> None:
         """Waits until nobody touches the engine's memory any more, and ends the store."""
         self._loads.clear()

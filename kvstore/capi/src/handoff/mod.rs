@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use dataplane_memory::{SlotPool, SlotRef};
-use dataplane_rails::Addresses;
+use dataplane_rails::{Addresses, RailCounters};
 use dataplane_transfer::{
     Command, Notice, Outcome as Arrival, TransferCounters, TransferId, TransferService,
 };
@@ -93,6 +93,43 @@ pub struct HandOffStatistics {
     pub slots_used: u64,
 }
 
+/// Bytes of a rail's name in [`RailStatistics`], the final 0 included.
+pub const RAIL_NAME_BYTES: usize = 64;
+
+/// Counters of one transport of hand-offs, `kvasir_kv_rail_statistics` in C. Fields are only ever appended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RailStatistics {
+    /// `shm`, `tcp` or `rdma DEVICE`, UTF-8 with a final 0; longer names are cut.
+    pub name: [u8; RAIL_NAME_BYTES],
+    /// Bytes of blocks that it was given to write or read.
+    pub block_bytes: u64,
+    /// Slices posted again because a connection had failed.
+    pub slices_retried: u64,
+    /// Connections that ended while their peer went on over others.
+    pub links_failed: u64,
+    /// Time for a KiB, queue included, smoothed; 0 where no peer has several rails.
+    pub nanoseconds_per_kib: u64,
+    /// 1 while it takes 3 times as long for a KiB as the best of its rank.
+    pub is_slow: u64,
+}
+
+impl RailStatistics {
+    fn named(name: &str) -> Self {
+        let mut bytes = [0; RAIL_NAME_BYTES];
+        let cut = &name[..name.floor_char_boundary(RAIL_NAME_BYTES - 1)];
+        bytes[..cut.len()].copy_from_slice(cut.as_bytes());
+        Self {
+            name: bytes,
+            block_bytes: 0,
+            slices_retried: 0,
+            links_failed: 0,
+            nanoseconds_per_kib: 0,
+            is_slow: 0,
+        }
+    }
+}
+
 /// Names the whole of what a transfer brings: equal on both sides of one prompt, and on no others.
 pub(crate) type Content = [u8; 16];
 
@@ -129,6 +166,7 @@ pub(crate) struct HandOffs {
     completions: Completions,
     address: Addresses,
     counters: Arc<TransferCounters>,
+    rails: Vec<RailCounters>,
     transfers: Mutex<Transfers>,
     /// Held while commands of pushes are submitted, which keep the order in which the pushes came: a receiver takes a block's
     /// layers in order. Never taken by the service's thread, which drains the queue that a submission may wait for.
@@ -197,6 +235,30 @@ impl HandOffs {
             checksum_failures: value("checksum_failures"),
             slots_used: self.pool.used_count() as u64,
         }
+    }
+
+    /// Counters of each transport, in the order in which they were opened.
+    pub(crate) fn rails(&self) -> Vec<RailStatistics> {
+        let mut rails: Vec<(&str, RailStatistics)> = Vec::new();
+        for RailCounters { name, read } in &self.rails {
+            // A transport's own counters and those of the bond come one after the other, under one name.
+            let index = rails.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+                rails.push((name, RailStatistics::named(name)));
+                rails.len() - 1
+            });
+            let rail = &mut rails[index].1;
+            for (counter, _, value) in read() {
+                match counter {
+                    "block_bytes" => rail.block_bytes = value,
+                    "slices_retried" => rail.slices_retried = value,
+                    "links_failed" => rail.links_failed = value,
+                    "nanoseconds_per_kib" => rail.nanoseconds_per_kib = value,
+                    "slow" => rail.is_slow = value,
+                    _ => {}
+                }
+            }
+        }
+        rails.into_iter().map(|(_, rail)| rail).collect()
     }
 
     /// Takes layers of blocks to send. The completion comes when they are copied: the blocks may change from then on.

@@ -39,7 +39,7 @@ impl HandOffs {
             Slab::create("kvasir-handoff", layout, PageSize::Standard).map_err(|error| failed(&error))?;
         let slab = Arc::new(slab);
         let config = rails_config(settings, rdma)?;
-        let Rails { bond, address, .. } =
+        let Rails { bond, address, counters: rails, .. } =
             dataplane_rails::open(&config, &slab).map_err(|error| failed(&error))?;
         let counters = Arc::new(TransferCounters::default());
         let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
@@ -51,6 +51,7 @@ impl HandOffs {
             completions,
             address,
             counters,
+            rails,
             transfers: Mutex::new(Transfers::default()),
             submitting: Mutex::new(()),
             service: RwLock::new(None),

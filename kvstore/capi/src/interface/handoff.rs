@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::boundary::{Handle, copy_text, elements, guarded, invalid, string, tell};
 use crate::handles::{self, Opened};
-use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push};
+use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push, RailStatistics};
 use crate::queue::{IDENTITIES_MAX, Submitted};
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
@@ -266,6 +266,37 @@ pub unsafe extern "C" fn kvasir_kv_handoff_stats(
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const counted).cast::<u8>(), statistics.cast::<u8>(), count);
         };
+        Ok(Status::Ok)
+    })
+}
+
+/// Writes counters of each transport.
+///
+/// # Safety
+/// As in the header: `rails` null or writable for `room` times `rail_bytes`, `count` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_handoff_rails(
+    handle: *mut Handle,
+    rails: *mut RailStatistics,
+    rail_bytes: usize,
+    room: usize,
+    count: *mut usize,
+) -> i32 {
+    guarded(|| {
+        if count.is_null() || (rails.is_null() && room > 0) {
+            return Err(invalid("rails or count is a null pointer"));
+        }
+        let opened = handles::find(handle.addr())?;
+        let counted = handoffs(&opened)?.rails();
+        let written = rail_bytes.min(size_of::<RailStatistics>());
+        for (index, rail) in counted.iter().take(room).enumerate() {
+            // The caller's structure may be shorter or longer than this one, so its place is counted in the caller's bytes.
+            let place = rails.cast::<u8>().wrapping_add(index * rail_bytes);
+            // SAFETY: `rail` has `written` bytes, and the caller promised room for `room` structures of `rail_bytes`.
+            unsafe { std::ptr::copy_nonoverlapping((&raw const *rail).cast::<u8>(), place, written) };
+        }
+        // SAFETY: not null, and the caller promised that it is writable.
+        unsafe { tell(count, counted.len()) };
         Ok(Status::Ok)
     })
 }

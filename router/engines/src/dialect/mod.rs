@@ -11,6 +11,7 @@ mod openai;
 mod prometheus;
 mod sglang;
 mod tensorrt_llm;
+mod transfers;
 mod vllm;
 
 use std::fmt::Debug;
@@ -19,6 +20,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 
+pub use self::transfers::{RailReport, StageReport, TransferReport};
 use crate::client::{EngineClient, EngineError};
 use crate::handoff::DataPlaneAddress;
 
@@ -192,6 +194,8 @@ pub struct Report {
     pub loads: Vec<EngineLoad>,
     /// Requests that one rank runs at most, if the engine tells.
     pub requests_max: Option<u32>,
+    /// Hand-offs by rank; empty when it has no data plane of Kvasir's.
+    pub transfers: Vec<TransferReport>,
 }
 
 /// What the operator says that an engine does not.

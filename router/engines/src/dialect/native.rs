@@ -4,6 +4,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::prometheus::loads;
+use super::transfers;
 use super::{Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount};
 use crate::client::{EngineClient, EngineError};
 
@@ -60,6 +61,7 @@ impl Dialect for Native {
                 instance: None,
                 loads: loads(&metrics, "engine", names.0, names.1, &usage),
                 requests_max: None,
+                transfers: transfers::reports(&metrics, &transfers::NATIVE),
             })
         }
         .boxed()

@@ -7,9 +7,9 @@ pub(crate) struct Sample<'a> {
     pub(crate) value: f64,
 }
 
-impl Sample<'_> {
+impl<'a> Sample<'a> {
     /// A label's value, unless it has an escape.
-    pub(crate) fn label(&self, name: &str) -> Option<&str> {
+    pub(crate) fn label(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         loop {
             let (label, after) = rest.split_once("=\"")?;
@@ -23,7 +23,7 @@ impl Sample<'_> {
 }
 
 /// All samples of the metric `name`.
-pub(crate) fn samples<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = Sample<'a>> {
+pub(crate) fn samples<'a>(text: &'a str, name: &str) -> impl Iterator<Item = Sample<'a>> {
     text.lines().filter_map(move |line| {
         let rest = line.strip_prefix(name)?;
         let (labels, value) = match rest.strip_prefix('{') {

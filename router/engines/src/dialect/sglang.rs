@@ -154,7 +154,12 @@ impl Dialect for Sglang {
             let metrics = String::from_utf8_lossy(&metrics);
             let names = ("sglang:num_running_reqs", "sglang:num_queue_reqs");
             let loads = loads(&metrics, "dp_rank", names.0, names.1, &["sglang:token_usage"]);
-            Ok(Report { instance: instance(&info), loads, requests_max: requests_max(&info) })
+            Ok(Report {
+                instance: instance(&info),
+                loads,
+                requests_max: requests_max(&info),
+                transfers: Vec::new(),
+            })
         }
         .boxed()
     }

@@ -83,6 +83,7 @@ impl Dialect for TensorRtLlm {
                 instance: None,
                 loads: loads(&metrics, "rank", names.0, names.1, &["trtllm_kv_cache_utilization"]),
                 requests_max: None,
+                transfers: Vec::new(),
             })
         }
         .boxed()

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::prometheus::{Sample, first, loads, samples};
 use super::{
     Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount, feed, hinted, json, of_rank,
+    transfers,
 };
 use crate::client::{EngineClient, EngineError};
 use crate::handoff::DataPlaneAddress;
@@ -139,6 +140,7 @@ impl Dialect for Vllm {
                 instance: started(&metrics),
                 loads: loads(&metrics, "engine", names.0, names.1, &usage),
                 requests_max: None,
+                transfers: transfers::reports(&metrics, &transfers::VLLM),
             })
         }
         .boxed()

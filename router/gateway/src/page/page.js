@@ -228,6 +228,8 @@ const heard = {
   status: null,
   workers: [],
   tiers: new Set(),
+  /** By worker: bytes sent, as [time, bytes] of the last minute. */
+  sent: new Map(),
   decisions: [],
   after: null,
   last: null,
@@ -237,6 +239,7 @@ const heard = {
 function forgetRun() {
   heard.samples = [];
   heard.tiers.clear();
+  heard.sent.clear();
   heard.decisions = [];
   heard.after = null;
   heard.last = null;
@@ -294,6 +297,31 @@ function takeStatus(status) {
   keepSample(status, false);
   heard.status = status;
   heard.workers = readWorkers(status.workers);
+  keepSent(number(status.now_unix_ms) ?? Date.now());
+}
+
+function keepSent(now) {
+  const names = new Set();
+  for (const { name, transfers } of heard.workers) {
+    const bytesSent = amount(transfers.bytes_sent);
+    if (bytesSent === null || names.has(name)) continue;
+    names.add(name);
+    const kept = heard.sent.get(name) ?? [];
+    // An engine that was started anew counts from zero.
+    if (kept.length && kept[kept.length - 1][1] > bytesSent) kept.length = 0;
+    kept.push([now, bytesSent]);
+    while (kept.length > 2 && kept[1][0] <= now - MINUTE_MS) kept.shift();
+    heard.sent.set(name, kept);
+  }
+  for (const name of heard.sent.keys()) if (!names.has(name)) heard.sent.delete(name);
+}
+
+/** Bytes that a worker has sent in a second, over the last minute or as much of it as was seen. */
+function sentPerSecond(name) {
+  const kept = heard.sent.get(name) ?? [];
+  if (kept.length < 2) return null;
+  const [[first, before], [last, now]] = [kept[0], kept[kept.length - 1]];
+  return last > first ? ((now - before) * 1000) / (last - first) : null;
 }
 
 function keepSample(status, isHistory) {
@@ -347,7 +375,7 @@ function readWorkers(value) {
     }
     const role = text(worker.role) ?? NONE;
     const sought = `${name} ${engine} ${role} ${state}`.toLowerCase();
-    return { key: `${name}\n${time}`, name, worker, state, engine, role, pools, sought };
+    return { key: `${name}\n${time}`, name, worker, state, engine, role, pools, sought, transfers: object(worker.transfers) };
   });
   return workers.sort((one, other) => byName.compare(one.name, other.name) || one.key.localeCompare(other.key));
 }
@@ -997,6 +1025,143 @@ at("filter").addEventListener("input", (event) => {
   if (heard.status) showWorkers();
 });
 
+// ---- Hand-offs ----
+
+const TRANSFER_COLUMNS = [
+  ["Worker, transport", "w-name wide"],
+  ["Sent", "number", "Bytes of blocks written to other workers since the engine started; below per second, over the last minute"],
+  ["Blocks received", "number", "Received and verified"],
+  ["Whole", "number", "Transfers received whole"],
+  ["Incomplete", "number", "Transfers that ended with blocks missing: those are computed"],
+  ["Cancelled", "number", "By either side"],
+  ["Expired", "number", "Transfers whose receiver never came"],
+  ["Damaged", "number", "Pieces whose checksum did not match"],
+  ["Lost", "number", "Connections to peers that ended; of a transport: those that ended while their peer went on over others"],
+  ["Time for a KiB", "number", "Queue included, where peers have several transports of one rank"],
+];
+const STAGE_COLUMNS = [
+  ["Stage", "w-name wide"],
+  ["Count", "number"],
+  ["p50", "number"],
+  ["p99", "number"],
+  ["Mean", "number"],
+];
+const STAGES = {
+  reserve: "receiver: until the sender knows the slots",
+  first_part: "receiver: from then until the first layers are there, the sender's computation among them",
+  verify: "receiver: from when layers are announced until they are verified",
+  whole: "receiver: from the expectation until every block is verified",
+  write: "sender: from the push of layers until their last write is posted",
+  sum: "sender: from then until their checksums are announced",
+  finish: "sender: from its last word until the receiver has it",
+};
+const RAILS_SHOWN = 64;
+const [transfersBody, stagesBody] = [makeBody(), makeBody()];
+at("transfers").append(makeHead(TRANSFER_COLUMNS), transfersBody);
+at("stages").append(makeHead(STAGE_COLUMNS), stagesBody);
+const showTransferRows = keyedRows(transfersBody, (item) => (item.rail ? railRow() : transferRow()));
+const showStageRows = keyedRows(stagesBody, stageRow);
+
+function cellLines(columns, className) {
+  const { element, cells } = makeRow(columns, className);
+  const lines = cells.map((cell) => {
+    const line = make("span", "line");
+    cell.append(line);
+    return line;
+  });
+  return { element, cells, lines };
+}
+
+function transferRow() {
+  const { element, cells } = makeRow(TRANSFER_COLUMNS);
+  const lines = cells.map((cell) => twoLines(cell));
+  lines[0].upper.classList.add("strong");
+  const fill = ({ name, engine, transfers }) => {
+    put(lines[0].upper, name);
+    hint(cells[0], name);
+    put(lines[0].lower, engine);
+    put(lines[1].upper, bytes(amount(transfers.bytes_sent)));
+    const perSecond = sentPerSecond(name);
+    put(lines[1].lower, perSecond === null ? "" : `${bytes(perSecond)}/s`);
+    const counts = ["blocks_received", "completed", "incomplete", "cancelled", "leases_expired", "checksum_failures", "peers_lost"];
+    for (const [index, field] of counts.entries()) {
+      const value = amount(transfers[field]);
+      const { upper } = lines[index + 2];
+      put(upper, count(value));
+      const isBad = field === "checksum_failures" ? "is-failed" : ["incomplete", "leases_expired"].includes(field) ? "is-warned" : "";
+      dress(upper, value && isBad ? `line ${isBad}` : "line");
+    }
+  };
+  return { element, fill };
+}
+
+function railRow() {
+  const { element, cells, lines } = cellLines(TRANSFER_COLUMNS, "rail");
+  const fill = ({ rail }) => {
+    const isSlow = rail.is_slow === true;
+    const name = text(rail.name) ?? "(unnamed)";
+    put(lines[0], `${isSlow ? "▲ " : ""}${name}`);
+    dress(lines[0], isSlow ? "line is-warned" : "line");
+    hint(cells[0], isSlow ? `${name} takes three times as long for a KiB as the best of its rank.` : name);
+    put(lines[1], bytes(amount(rail.bytes)));
+    const failures = amount(rail.failures);
+    put(lines[8], count(failures));
+    const retries = amount(rail.retries);
+    hint(cells[8], retries === null ? "" : `${count(retries)} slices were posted again.`);
+    const pace = amount(rail.nanoseconds_per_kib);
+    put(lines[9], pace ? seconds(pace / 1e9) : "");
+  };
+  return { element, fill };
+}
+
+function stageRow() {
+  const { element, cells, lines } = cellLines(STAGE_COLUMNS);
+  const fill = ({ name, times }) => {
+    const total = times.counts.reduce((sum, each) => sum + each, 0);
+    const shown = (found) => (found === null ? NONE : `${found.isAbove ? "> " : ""}${seconds(found.value)}`);
+    put(lines[0], name.replaceAll("_", " "));
+    hint(cells[0], STAGES[name] ?? "");
+    put(lines[1], count(total));
+    put(lines[2], shown(quantile(times, 0.5)));
+    put(lines[3], shown(quantile(times, 0.99)));
+    put(lines[4], total && times.sum !== null ? seconds(times.sum / total) : NONE);
+  };
+  return { element, fill };
+}
+
+/** Stages over all workers whose buckets have the bounds of the first. */
+function stageTotals(workers) {
+  const totals = new Map();
+  for (const stage of workers.flatMap(({ transfers }) => list(transfers.stages).slice(0, 16).map(object))) {
+    const [name, times] = [text(stage.stage), readHistogram(stage)];
+    if (name === null || times === null || totals.size >= 16) continue;
+    const known = totals.get(name);
+    if (known === undefined) totals.set(name, { ...times, counts: [...times.counts] });
+    else if (known.le.join() === times.le.join()) {
+      times.counts.forEach((each, index) => (known.counts[index] += each));
+      known.sum = known.sum === null || times.sum === null ? null : known.sum + times.sum;
+    }
+  }
+  return totals;
+}
+
+/** What workers hand over; without one that has a data plane of Kvasir's the section is hidden. */
+function showTransfers() {
+  const chosen = heard.workers.filter((item) => amount(item.transfers.bytes_sent) !== null);
+  at("transfers-section").hidden = chosen.length === 0;
+  if (chosen.length === 0) return;
+  const rows = chosen.flatMap((item) => {
+    const rails = list(item.transfers.rails).slice(0, RAILS_SHOWN).map(object);
+    return [item, ...rails.map((rail, index) => ({ key: `${item.key}\nrail ${index}`, rail }))];
+  });
+  showTransferRows(rows);
+  const slow = rows.filter((row) => row.rail?.is_slow === true).length;
+  put(at("transfers-note"), slow ? `${slow} ${slow === 1 ? "transport is" : "transports are"} slow beside others of the rank` : "blocks moved between workers, since each engine started");
+  const stages = [...stageTotals(chosen)].map(([name, times]) => ({ key: name, name, times }));
+  at("stages-scroll").hidden = stages.length === 0;
+  showStageRows(stages);
+}
+
 // ---- Decisions ----
 
 const DECISION_COLUMNS = [
@@ -1181,6 +1346,7 @@ function showAll() {
   showLatency();
   showWorkers();
   showScaling();
+  showTransfers();
   showDecisions();
 }
 

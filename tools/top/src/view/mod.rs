@@ -8,6 +8,7 @@ mod header;
 mod latency;
 mod pools;
 mod tiles;
+mod transfers;
 mod units;
 mod workers;
 
@@ -77,6 +78,7 @@ fn draw_body(frame: &mut Frame<'_>, area: Rect, state: &State, status: &Status, 
         View::Workers => workers::draw(frame, area, status, display),
         View::Latency => latency::charts(frame, area, state, status, display),
         View::Pools => pools::draw(frame, area, status, display),
+        View::Transfers => transfers::draw(frame, area, state, status, display),
         View::Decisions => decisions::draw(frame, area, state, status, &mut display.decisions),
     }
 }

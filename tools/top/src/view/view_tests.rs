@@ -80,6 +80,10 @@ fn every_view_shows_its_own() {
         (View::Workers, &["workers, 3 of 4 ready", "127.0.0.1:8004"][..]),
         (View::Latency, &["time to first token, last 1m00s (w)", "█", "n 600"]),
         (View::Pools, &["pools by tier", "device", "840 indexed of 3.1k", "280/1.0k", "40/?"]),
+        (
+            View::Transfers,
+            &["stages of hand-offs", "verify", "30", "rdma mlx5_1 slow", "977", "60.0 MiB", "1.0 MiB"],
+        ),
         (View::Decisions, &["decisions, newest first", "20/32", "12.1ms", "20 of 32 blocks"]),
     ] {
         let text = shown(&state, &mut on(view), 80, 24);

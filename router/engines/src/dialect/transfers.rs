@@ -1,0 +1,272 @@
+//! Hand-offs of blocks as engines report them: `kvasir_transfer_*` and `kvasir_rail_*` of the reference engine,
+//! `vllm:kvasir_handoff_*` and `vllm:kvasir_rail_*` of vLLM with KvasirConnector.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::prometheus::{Sample, samples};
+
+/// More data-parallel ranks, rails and stages than that are not read: an engine's text is not trusted.
+const RANKS_MAX: usize = 1024;
+const RAILS_MAX: usize = 64;
+const STAGES_MAX: usize = 16;
+const BOUNDS_MAX: usize = 64;
+const NAME_BYTES_MAX: usize = 64;
+
+/// What one rank of an engine has handed over since it started.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct TransferReport {
+    /// Bytes of blocks written to peers.
+    pub bytes_sent: u64,
+    /// Blocks received and verified.
+    pub blocks_received: u64,
+    /// Transfers received whole.
+    pub completed: u64,
+    /// Transfers that ended with blocks missing.
+    pub incomplete: u64,
+    /// Transfers that either side cancelled.
+    pub cancelled: u64,
+    /// Transfers whose receiver never came.
+    pub leases_expired: u64,
+    /// Pieces whose checksum did not match.
+    pub checksum_failures: u64,
+    /// Connections to peers that ended.
+    pub peers_lost: u64,
+    /// Its transports, by name.
+    pub rails: Vec<RailReport>,
+    /// How long the parts of its hand-offs took; empty when the engine does not say.
+    pub stages: Vec<StageReport>,
+}
+
+/// One transport of an engine.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct RailReport {
+    /// `shm`, `tcp` or `rdma DEVICE`.
+    pub name: String,
+    /// Bytes of blocks that it has written or read.
+    pub bytes: u64,
+    /// Slices posted again because a connection had failed.
+    pub retries: u64,
+    /// Connections that ended while their peer went on over others.
+    pub failures: u64,
+    /// Time for a KiB, queue included, smoothed; 0 where no peer has several rails.
+    pub nanoseconds_per_kib: u64,
+    /// Whether it takes three times as long as the best of its rank.
+    pub is_slow: bool,
+}
+
+/// Times of one part of hand-offs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct StageReport {
+    /// `reserve`, `first_part`, `verify`, `whole`, `write`, `sum` or `finish`.
+    pub stage: String,
+    /// Upper bounds in seconds, rising.
+    pub le: Vec<f64>,
+    /// Counts by bucket, not cumulative; one more than bounds.
+    pub counts: Vec<u64>,
+    /// All of them together, in seconds.
+    pub sum: f64,
+}
+
+/// Names under which an engine reports.
+pub(super) struct Names {
+    /// Before the names of counters, as `kvasir_transfer_`.
+    pub(super) prefix: &'static str,
+    /// After the names of counters.
+    pub(super) suffix: &'static str,
+    /// Of transfers received whole, incomplete and cancelled.
+    pub(super) ends: [&'static str; 3],
+    /// Before the names of rails' counters.
+    pub(super) rail_prefix: &'static str,
+}
+
+/// The reference engine.
+pub(super) const NATIVE: Names = Names {
+    prefix: "kvasir_transfer_",
+    suffix: "_total",
+    ends: ["completed", "incomplete", "cancelled"],
+    rail_prefix: "kvasir_rail_",
+};
+
+/// vLLM. What one of its processes counts is a gauge there, with a label for the process.
+pub(super) const VLLM: Names = Names {
+    prefix: "vllm:kvasir_handoff_",
+    suffix: "",
+    ends: ["transfers_completed", "transfers_incomplete", "transfers_cancelled"],
+    rail_prefix: "vllm:kvasir_rail_",
+};
+
+type SetCount = fn(&mut TransferReport) -> &mut u64;
+type SetRail = fn(&mut RailReport, u64);
+
+/// Reports by rank, each the sum over the rank's processes; empty when the engine hands nothing over.
+pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
+    let mut reports: Vec<TransferReport> = Vec::new();
+    let [completed, incomplete, cancelled] = names.ends;
+    let counts: [(&str, SetCount); 8] = [
+        ("bytes_sent", |report| &mut report.bytes_sent),
+        ("blocks_received", |report| &mut report.blocks_received),
+        (completed, |report| &mut report.completed),
+        (incomplete, |report| &mut report.incomplete),
+        (cancelled, |report| &mut report.cancelled),
+        ("leases_expired", |report| &mut report.leases_expired),
+        ("checksum_failures", |report| &mut report.checksum_failures),
+        ("peers_lost", |report| &mut report.peers_lost),
+    ];
+    for (name, count) in counts {
+        for sample in samples(text, &format!("{}{name}{}", names.prefix, names.suffix)) {
+            if let Some(report) = of_rank(&mut reports, &sample) {
+                let count = count(report);
+                *count = count.saturating_add(sample.value as u64);
+            }
+        }
+    }
+    let rails: [(&str, &str, SetRail); 5] = [
+        ("block_bytes", names.suffix, |rail, value| rail.bytes = rail.bytes.saturating_add(value)),
+        ("slices_retried", names.suffix, |rail, value| rail.retries = rail.retries.saturating_add(value)),
+        ("links_failed", names.suffix, |rail, value| rail.failures = rail.failures.saturating_add(value)),
+        // The worst of a rank's processes.
+        ("nanoseconds_per_kib", "", |rail, value| {
+            rail.nanoseconds_per_kib = rail.nanoseconds_per_kib.max(value)
+        }),
+        ("slow", "", |rail, value| rail.is_slow |= value > 0),
+    ];
+    for (name, suffix, set) in rails {
+        for sample in samples(text, &format!("{}{name}{suffix}", names.rail_prefix)) {
+            let Some(report) = of_rank(&mut reports, &sample) else { continue };
+            if let Some(rail) = sample.label("rail").and_then(|name| of_rail(report, name)) {
+                set(rail, sample.value as u64);
+            }
+        }
+    }
+    if let Some(report) = reports.first_mut() {
+        report.stages = stages(text, &format!("{}stage_seconds", names.prefix));
+    }
+    reports
+}
+
+fn of_rank<'a>(reports: &'a mut Vec<TransferReport>, sample: &Sample<'_>) -> Option<&'a mut TransferReport> {
+    let rank = sample.label("engine").and_then(|rank| rank.parse().ok()).unwrap_or(0_usize);
+    if rank >= RANKS_MAX {
+        return None;
+    }
+    if reports.len() <= rank {
+        reports.resize_with(rank + 1, TransferReport::default);
+    }
+    reports.get_mut(rank)
+}
+
+fn of_rail<'a>(report: &'a mut TransferReport, name: &str) -> Option<&'a mut RailReport> {
+    let rails = &mut report.rails;
+    if let Some(index) = rails.iter().position(|rail| rail.name == name) {
+        return rails.get_mut(index);
+    }
+    if rails.len() == RAILS_MAX || name.len() > NAME_BYTES_MAX {
+        return None;
+    }
+    rails.push(RailReport { name: name.to_owned(), ..RailReport::default() });
+    rails.last_mut()
+}
+
+/// Histograms by stage, out of Prometheus' cumulative buckets. One whose bounds or counts do not rise is left out.
+fn stages(text: &str, name: &str) -> Vec<StageReport> {
+    let mut buckets: BTreeMap<&str, Vec<(f64, u64)>> = BTreeMap::new();
+    let mut order: Vec<&str> = Vec::new();
+    let bucket_name = format!("{name}_bucket");
+    for sample in samples(text, &bucket_name) {
+        let Some((stage, le)) = sample.label("stage").zip(sample.label("le")) else { continue };
+        let le = if le == "+Inf" { Some(f64::INFINITY) } else { le.parse().ok() };
+        let Some(le) = le.filter(|_| stage.len() <= NAME_BYTES_MAX) else { continue };
+        if !buckets.contains_key(stage) {
+            if order.len() == STAGES_MAX {
+                continue;
+            }
+            order.push(stage);
+        }
+        let of_stage = buckets.entry(stage).or_default();
+        if of_stage.len() <= BOUNDS_MAX {
+            of_stage.push((le, sample.value as u64));
+        }
+    }
+    let sum_name = format!("{name}_sum");
+    let sums: BTreeMap<&str, f64> =
+        samples(text, &sum_name).filter_map(|sample| Some((sample.label("stage")?, sample.value))).collect();
+    let histogram = |stage: &str| {
+        let cumulative = buckets.get(stage)?;
+        let rises = cumulative.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
+        if !rises || cumulative.last()?.0.is_finite() {
+            return None;
+        }
+        let mut before = 0;
+        let counts =
+            cumulative.iter().map(|(_, count)| count - std::mem::replace(&mut before, *count)).collect();
+        let le = cumulative[..cumulative.len() - 1].iter().map(|(le, _)| *le).collect();
+        let sum = sums.get(stage).copied().filter(|sum| sum.is_finite()).unwrap_or(0.0);
+        Some(StageReport { stage: stage.to_owned(), le, counts, sum })
+    };
+    order.into_iter().filter_map(histogram).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_engine_reports_counters_rails_and_stages() {
+        let text = "kvasir_transfer_bytes_sent_total 4096\nkvasir_transfer_completed_total 3\n\
+                    kvasir_rail_block_bytes_total{rail=\"tcp\"} 96\nkvasir_rail_block_bytes_total{rail=\"rdma mlx5_0\"} 4000\n\
+                    kvasir_rail_slow{rail=\"tcp\"} 1\nkvasir_rail_nanoseconds_per_kib{rail=\"tcp\"} 81\n\
+                    kvasir_rail_slices_retried_total{rail=\"tcp\"} 2\n\
+                    kvasir_transfer_stage_seconds_bucket{stage=\"verify\",le=\"0.1\"} 2\n\
+                    kvasir_transfer_stage_seconds_bucket{stage=\"verify\",le=\"0.2\"} 2\n\
+                    kvasir_transfer_stage_seconds_bucket{stage=\"verify\",le=\"+Inf\"} 5\n\
+                    kvasir_transfer_stage_seconds_sum{stage=\"verify\"} 1.5\n\
+                    kvasir_transfer_stage_seconds_bucket{stage=\"broken\",le=\"0.2\"} 2\n\
+                    kvasir_transfer_stage_seconds_bucket{stage=\"broken\",le=\"0.1\"} 2\n";
+        let found = reports(text, &NATIVE);
+        let [report] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((report.bytes_sent, report.completed, report.incomplete), (4096, 3, 0));
+        let [tcp, rdma] = &report.rails[..] else { panic!("{:?}", report.rails) };
+        let expected = RailReport {
+            name: "tcp".to_owned(),
+            bytes: 96,
+            retries: 2,
+            failures: 0,
+            nanoseconds_per_kib: 81,
+            is_slow: true,
+        };
+        assert_eq!(*tcp, expected);
+        assert_eq!((rdma.name.as_str(), rdma.bytes, rdma.is_slow), ("rdma mlx5_0", 4000, false));
+        let verify =
+            StageReport { stage: "verify".to_owned(), le: vec![0.1, 0.2], counts: vec![2, 0, 3], sum: 1.5 };
+        assert_eq!(report.stages, [verify]);
+    }
+
+    #[test]
+    fn processes_of_a_rank_of_vllm_are_summed() {
+        let text = "vllm:kvasir_handoff_bytes_sent{engine=\"0\",worker=\"0\"} 10.0\n\
+                    vllm:kvasir_handoff_bytes_sent{engine=\"0\",worker=\"1\"} 5.0\n\
+                    vllm:kvasir_handoff_bytes_sent{engine=\"1\",worker=\"2\"} 7.0\n\
+                    vllm:kvasir_handoff_transfers_completed{engine=\"1\",worker=\"2\"} 1.0\n\
+                    vllm:kvasir_rail_block_bytes{engine=\"0\",worker=\"0\",rail=\"shm\"} 10.0\n\
+                    vllm:kvasir_rail_block_bytes{engine=\"0\",worker=\"1\",rail=\"shm\"} 5.0\n";
+        let found = reports(text, &VLLM);
+        let [first, second] = &found[..] else { panic!("{found:?}") };
+        assert_eq!((first.bytes_sent, second.bytes_sent, second.completed), (15, 7, 1));
+        assert_eq!((first.rails.len(), first.rails[0].bytes), (1, 15));
+        assert!(reports("vllm:num_requests_running 1\n", &VLLM).is_empty());
+    }
+
+    #[test]
+    fn what_an_engine_makes_up_is_bounded() {
+        let mut text = "kvasir_transfer_bytes_sent_total{engine=\"4000000000\"} 1\n".to_owned();
+        for index in 0..1000 {
+            text += &format!("kvasir_rail_slow{{rail=\"{index}\"}} 1\n");
+            text += &format!("kvasir_transfer_stage_seconds_bucket{{stage=\"{index}\",le=\"+Inf\"}} 1\n");
+        }
+        let found = reports(&text, &NATIVE);
+        assert_eq!((found[0].rails.len(), found[0].stages.len()), (RAILS_MAX, STAGES_MAX));
+        assert_eq!(found[0].bytes_sent, 0);
+    }
+}
