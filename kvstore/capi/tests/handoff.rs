@@ -226,10 +226,9 @@ impl Engine {
             kvasir_kv_handoff_rails(self.handle, rails.as_mut_ptr(), rail_bytes, rails.len(), &raw mut count)
         };
         assert_eq!(status, 0);
-        // SAFETY: each begins at a multiple of what the library was told.
-        let at = |index: usize| unsafe {
-            rails.as_ptr().cast::<u8>().add(index * rail_bytes).cast::<RailStatistics>().read_unaligned()
-        };
+        // SAFETY: each begins at a multiple of what the library was told, and there are fewer than `rails` has room for.
+        let at =
+            |index: usize| unsafe { rails.as_ptr().wrapping_byte_add(index * rail_bytes).read_unaligned() };
         let name = |rail: &RailStatistics| {
             let name = std::ffi::CStr::from_bytes_until_nul(&rail.name).expect("a final 0");
             name.to_str().expect("UTF-8").to_owned()
