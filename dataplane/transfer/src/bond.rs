@@ -148,6 +148,8 @@ pub struct Bond<F> {
     /// Peers with something to pump.
     dirty: Vec<PeerId>,
     has_backlog: bool,
+    /// When [`Self::expire`] must look at all peers the next time: a deadline passes, or what deadlines come of has changed.
+    expires_at: Option<Instant>,
     /// The rail that the next poll asks first.
     first_rail: usize,
     names_drawn: u64,
@@ -185,6 +187,7 @@ impl<F: Fabric> Bond<F> {
             scratch: Vec::new(),
             dirty: Vec::new(),
             has_backlog: false,
+            expires_at: None,
             first_rail: 0,
             names_drawn: 0,
         }
@@ -218,6 +221,17 @@ impl<F: Fabric> Bond<F> {
 
     fn emit(&mut self, event: Event) {
         self.out.push_back(event);
+    }
+
+    /// Something has changed that deadlines depend on.
+    fn deadlines_changed(&mut self, now: Instant) {
+        self.expires_at = Some(now);
+    }
+
+    /// The next deadline of all peers and strangers.
+    fn earliest_deadline(&self, now: Instant) -> Option<Instant> {
+        let strangers = self.strangers.values().map(|since| *since + GREET_WITHIN);
+        strangers.chain(self.peers.values().filter_map(|peer| peer.next_deadline(now))).min()
     }
 
     fn mark_dirty(&mut self, id: PeerId) {
@@ -268,6 +282,7 @@ impl<F: Fabric> Fabric for Bond<F> {
         let id = self.new_peer(Peer::new(session, None, links));
         let mut first_error = None;
         let now = (self.clock)();
+        self.deadlines_changed(now);
         for index in 0..count {
             if let Err(error) = self.connect_link(id, index) {
                 self.retry_link(id, index, now);
@@ -354,6 +369,8 @@ impl<F: Fabric> Fabric for Bond<F> {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.ending.get_or_insert_with(|| "disconnected by this node".to_owned());
             self.end(id);
+            let now = (self.clock)();
+            self.deadlines_changed(now);
         }
     }
 
@@ -378,10 +395,8 @@ impl<F: Fabric> Fabric for Bond<F> {
 
     fn next_deadline(&self) -> Option<Instant> {
         let rails = self.rails.iter().filter_map(|rail| rail.fabric.next_deadline());
-        let strangers = self.strangers.values().map(|since| *since + GREET_WITHIN);
-        let peers = self.peers.values().filter_map(Peer::next_deadline);
         let backlog = self.has_backlog.then(|| (self.clock)() + RETRY_FULL_AFTER);
-        rails.chain(strangers).chain(peers).chain(backlog).min()
+        rails.chain(self.expires_at).chain(backlog).min()
     }
 }
 

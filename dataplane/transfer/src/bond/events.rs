@@ -12,6 +12,9 @@ use super::{Bond, Inner, LINKS_MAX, SLICE_BIT, STRANGERS_MAX};
 
 impl<F: Fabric> Bond<F> {
     pub(super) fn digest(&mut self, rail: usize, event: Event, now: Instant) {
+        if !matches!(event, Event::Completed { .. } | Event::Message { .. } | Event::Immediate { .. }) {
+            self.deadlines_changed(now);
+        }
         match event {
             Event::Completed { id, completion } if id & SLICE_BIT != 0 && self.flying.contains_key(&id) => {
                 self.slice_ended(id, completion, now);
@@ -43,7 +46,11 @@ impl<F: Fabric> Bond<F> {
     /// Hands an event of an unframed peer on, or keeps it until the connection was announced.
     pub(super) fn deliver(&mut self, id: PeerId, event: Event) {
         match self.peers.get_mut(&id) {
-            Some(peer) if !peer.announced => peer.keep_early(event),
+            Some(peer) if !peer.announced => {
+                peer.keep_early(event);
+                let now = (self.clock)();
+                self.deadlines_changed(now);
+            }
             _ => self.emit(event),
         }
     }
@@ -63,6 +70,8 @@ impl<F: Fabric> Bond<F> {
 
     pub(super) fn message(&mut self, rail: usize, inner: PeerId, message: Box<[u8]>) {
         if self.strangers.remove(&(rail, inner)).is_some() {
+            let now = (self.clock)();
+            self.deadlines_changed(now);
             match Frame::decode(&message) {
                 Some(Frame::Hello { session, links, name }) => {
                     self.greeted(rail, inner, session, links, name)
@@ -132,6 +141,7 @@ impl<F: Fabric> Bond<F> {
 
     pub(super) fn link_up(&mut self, id: PeerId, index: usize) {
         let now = (self.clock)();
+        self.deadlines_changed(now);
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let link = &mut peer.links[index];
         let restored = &self.counters.rail(link.rail).links_restored;
@@ -255,6 +265,7 @@ impl<F: Fabric> Bond<F> {
                 self.out.extend(done.into_iter().map(completed));
             }
             Frame::LinkDown { name } => {
+                self.expires_at = Some((self.clock)());
                 if usize::from(name.link) >= peer.links.len() {
                     return false;
                 }
@@ -273,6 +284,7 @@ impl<F: Fabric> Bond<F> {
                 }
             }
             Frame::Fenced { name, delivered } => {
+                self.expires_at = Some((self.clock)());
                 let (landed, again) = peer.fenced(name, delivered);
                 let rail = peer.links.get(usize::from(name.link)).map(|link| link.rail);
                 let retried = rail.map(|rail| &self.counters.rail(rail).slices_retried);

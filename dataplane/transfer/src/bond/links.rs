@@ -143,8 +143,11 @@ impl<F: Fabric> Bond<F> {
         }
     }
 
-    /// Timeouts and retries.
+    /// Timeouts and retries. Looks at the peers only when a deadline has passed or something has changed.
     pub(super) fn expire(&mut self, now: Instant) {
+        if self.expires_at.is_none_or(|at| at > now) {
+            return;
+        }
         let silent: Vec<(usize, PeerId)> = self
             .strangers
             .iter()
@@ -191,5 +194,6 @@ impl<F: Fabric> Bond<F> {
                 self.retry_link(id, index, now);
             }
         }
+        self.expires_at = self.earliest_deadline(now);
     }
 }

@@ -113,10 +113,10 @@ impl Peer {
         }
     }
 
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
         if self.ending.is_some() {
-            // The rails tell of the end.
-            return None;
+            // Once its connections are being closed, the rails tell of the end.
+            return (!self.closing).then_some(now);
         }
         let retries = self.links.iter().filter_map(|link| match link.state {
             State::Down { retry_at } => retry_at,
