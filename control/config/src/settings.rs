@@ -608,8 +608,11 @@ section! {
         /// A peer that is silent, or leaves bytes unacknowledged, for so long is dead (TCP; for RDMA the connection
         /// that made the queue pairs).
         peer_dead_after: Duration = Duration::from_secs(10), in Duration::from_secs(1) => Duration::from_secs(600);
-        /// Shared memory: how long a wait watches the doorbell before it sleeps in the kernel; `"0s"` never watches.
-        spin: Duration = Duration::from_micros(20), in Duration::ZERO => Duration::from_millis(1);
+        /// How long the thread that moves blocks polls its transports in vain before it sleeps; others run between two polls.
+        /// `"0s"` sleeps at once.
+        spin: Duration = Duration::from_micros(50), in Duration::ZERO => Duration::from_millis(1);
+        /// That thread never sleeps: it takes a core for the lowest latency.
+        busy_poll: bool = false;
         /// Shared memory: refuse processes of another user.
         same_user_only: bool = true;
         /// With several rails to a peer, requests are cut into slices of at most so many bytes.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use dataplane_fabric::wait::WaitPolicy;
 use dataplane_memory::Slab;
 use dataplane_rails::{
     Addresses, PeerRole, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, is_loopback,
@@ -64,6 +65,11 @@ pub(crate) fn data_plane_address(address: Addresses) -> DataPlaneAddress {
     DataPlaneAddress { host, shm, tcp, rdma, processes: 1 }
 }
 
+/// When the threads that move blocks sleep.
+pub(crate) fn wait_policy(settings: &Settings) -> WaitPolicy {
+    if settings.transfer.busy_poll { WaitPolicy::Busy } else { WaitPolicy::Sleep(settings.transfer.spin) }
+}
+
 fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
     let transfer = &settings.transfer;
     if transfer.listen.ip().is_unspecified() {
@@ -88,11 +94,7 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
         key: shared_key(&transfer.secret_file)?,
         host: host_identity(settings),
         socket: shm_socket(settings, role),
-        shm: ShmConfig {
-            spin: transfer.spin,
-            same_user_only: transfer.same_user_only,
-            ..ShmConfig::default()
-        },
+        shm: ShmConfig { same_user_only: transfer.same_user_only, ..ShmConfig::default() },
         listen: transfer.listen,
         tcp: TcpConfig {
             connections_per_peer: transfer.connections_per_peer as usize,

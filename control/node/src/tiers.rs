@@ -337,8 +337,15 @@ fn remote(
     let mut pool = RemotePool::new(rails.bond, config, Arc::clone(&counters), Instant::now())?;
     pool.set_nodes(&nodes, Instant::now())?;
     let (group, patience) = (tier.group as u32, tier.deadline);
-    let tier =
-        RemoteTier::start(pool, group, blocks.fingerprint, patience, blocks.host_slots, builder.inbox())?;
+    let tier = RemoteTier::start(
+        pool,
+        group,
+        blocks.fingerprint,
+        patience,
+        blocks.host_slots,
+        builder.inbox(),
+        rails::wait_policy(settings),
+    )?;
     Ok((tier, counters))
 }
 

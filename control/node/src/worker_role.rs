@@ -72,7 +72,9 @@ async fn work(
     let pieces = compose::pieces(&layout, model.fingerprint());
     let node = TransferNode::new(bond, pieces, compose::limits(settings), Arc::clone(&counters));
     let notices = inbox.clone();
-    let transfer = TransferService::start(node, move |notice| notices.transfer_notice(notice))?;
+    let transfer = TransferService::start(node, rails::wait_policy(settings), move |notice| {
+        notices.transfer_notice(notice)
+    })?;
 
     let quantised = compose::quantised(settings, &layout)?;
     let format = xxh3_64(settings.host_tier.format.as_bytes());

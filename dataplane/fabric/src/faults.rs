@@ -11,8 +11,8 @@ use std::time::Instant;
 use dataplane_memory::Slab;
 
 use crate::{
-    ConnectError, DeviceReach, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Sleeper, Source,
-    Target, WorkRequest,
+    ConnectError, DeviceReach, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target,
+    WorkRequest,
 };
 
 /// See the module's documentation.
@@ -116,10 +116,6 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
 
     fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
         self.inner.device_reach(slab)
-    }
-
-    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
-        self.inner.sleeper()
     }
 
     fn message_bytes_max(&self) -> usize {

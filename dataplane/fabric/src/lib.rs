@@ -30,6 +30,7 @@ pub mod faults;
 mod request;
 pub mod sim;
 pub mod testing;
+pub mod wait;
 
 pub use request::{
     Completion, ConnectError, Event, Full, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, PeerId, Priority,
@@ -69,14 +70,6 @@ impl PeerAccess {
     pub fn allows_reads(self) -> bool {
         self == Self::ReadWrite
     }
-}
-
-/// A sleep that another thread, or another process through shared memory, can end without a file descriptor.
-pub trait Sleeper: Send + Sync {
-    /// Sleeps until woken or until the moment given. May return early.
-    fn sleep(&self, until: Option<Instant>);
-    /// Ends the sleep, or the next one when nobody sleeps.
-    fn wake(&self);
 }
 
 /// How far a fabric reaches the slots of a slab in a device's memory.
@@ -147,11 +140,6 @@ pub trait Fabric {
         true
     }
 
-    /// A faster way to sleep than on the descriptors, when this fabric has one. Used after `prepare_wait`.
-    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
-        None
-    }
-
     /// When it wants to be polled at the latest, although nothing becomes readable: a retry, a timeout.
     fn next_deadline(&self) -> Option<Instant> {
         None
@@ -209,10 +197,6 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
 
     fn prepare_wait(&mut self) -> bool {
         (**self).prepare_wait()
-    }
-
-    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
-        (**self).sleeper()
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -15,9 +15,6 @@ pub struct ShmConfig {
     pub connections_max: usize,
     /// How long a connection may take to be made, in either direction. Default 2 s; 10 ms to 60 s.
     pub handshake_timeout: Duration,
-    /// How long a sleep through [`dataplane_fabric::Sleeper`] watches the doorbell before it enters the kernel,
-    /// unless recent spins were in vain (then up to 64 sleeps do not spin); zero never spins. Default 20 µs; up to 1 ms.
-    pub spin: Duration,
     /// Refuse peers of another effective user. Default true. Turning it off lets them write our slab.
     pub same_user_only: bool,
     /// How many bytes of a new peer's slab are mapped at once when it connects, so that the first copies do not
@@ -39,7 +36,6 @@ pub(crate) const RING_BYTES_MAX: usize = 64 << 20;
 const CONNECTIONS_MAX: usize = 1024;
 const HANDSHAKE_TIMEOUT_MIN: Duration = Duration::from_millis(10);
 const HANDSHAKE_TIMEOUT_MAX: Duration = Duration::from_secs(60);
-const SPIN_MAX: Duration = Duration::from_millis(1);
 const POPULATE_BYTES_MAX: usize = 1 << 40;
 
 impl Default for ShmConfig {
@@ -48,7 +44,6 @@ impl Default for ShmConfig {
             ring_bytes: 512 << 10,
             connections_max: 256,
             handshake_timeout: Duration::from_secs(2),
-            spin: Duration::from_micros(20),
             same_user_only: true,
             populate_bytes_max: 0,
             access: PeerAccess::default(),
@@ -74,7 +69,6 @@ impl ShmConfig {
                 !(HANDSHAKE_TIMEOUT_MIN..=HANDSHAKE_TIMEOUT_MAX).contains(&self.handshake_timeout),
                 "handshake_timeout must be from 10 ms to 60 s",
             ),
-            (self.spin > SPIN_MAX, "spin must be at most 1 ms"),
             (self.populate_bytes_max > POPULATE_BYTES_MAX, "populate_bytes_max must be at most 1 TiB"),
         ];
         match problems.into_iter().find(|(wrong, _)| *wrong) {
@@ -98,7 +92,6 @@ mod tests {
             ShmConfig { connections_max: 0, ..fine.clone() },
             ShmConfig { connections_max: 1025, ..fine.clone() },
             ShmConfig { handshake_timeout: Duration::ZERO, ..fine.clone() },
-            ShmConfig { spin: Duration::from_secs(1), ..fine.clone() },
             ShmConfig { populate_bytes_max: usize::MAX, ..fine },
         ];
         for config in wrong {

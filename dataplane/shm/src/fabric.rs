@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dataplane_fabric::{
-    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Sleeper, WorkRequest,
+    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
@@ -38,7 +38,7 @@ pub struct ShmFabric {
     pub(crate) config: ShmConfig,
     /// What peers are given: the node's slab, or one of nothing.
     pub(crate) shown: Arc<Slab>,
-    pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) doorbell: Doorbell,
     pub(crate) watch: Watch,
     pub(crate) listener: Option<Listener>,
     pub(crate) greetings: Vec<Greeting>,
@@ -78,7 +78,7 @@ impl ShmFabric {
         let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
             .map_err(ShmError::system("epoll_create1"))?;
         let counters = Arc::<ShmCounters>::default();
-        let doorbell = Doorbell::create(config.spin, epoll, Arc::clone(&counters))?;
+        let doorbell = Doorbell::create(epoll)?;
         let watch = Watch::create()?;
         watch::add(doorbell.epoll(), doorbell.eventfd(), TOKEN_DOORBELL)?;
         watch::add(doorbell.epoll(), watch.timer(), TOKEN_TIMER)?;
@@ -88,7 +88,7 @@ impl ShmFabric {
         }
         Ok(Self {
             shown,
-            doorbell: Arc::new(doorbell),
+            doorbell,
             watch,
             listener,
             greetings: Vec::with_capacity(crate::greeting::GREETINGS_MAX),
@@ -137,7 +137,6 @@ impl ShmFabric {
                 _ => "remote access error: bytes outside of a slot, or rows that overlap",
             });
         }
-        self.settle();
     }
 }
 
@@ -255,7 +254,6 @@ impl Fabric for ShmFabric {
             }
             State::Closing | State::Ended => {}
         }
-        self.settle();
     }
 
     fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
@@ -263,10 +261,9 @@ impl Fabric for ShmFabric {
     }
 
     fn prepare_wait(&mut self) -> bool {
-        let undisturbed = self.doorbell.announce();
+        self.doorbell.announce();
         // The look at the rings comes after the announcement: see `word.rs`.
-        let idle = undisturbed
-            && self.copied_bytes < COPIED_BYTES_MAX
+        let idle = self.copied_bytes < COPIED_BYTES_MAX
             && self.completions.is_empty()
             && self.notices.is_empty()
             && self.table.iter().all(|connection| !connection.delivers() || connection.inbound.is_empty());
@@ -275,10 +272,6 @@ impl Fabric for ShmFabric {
         }
         self.announced = idle;
         idle
-    }
-
-    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
-        Some(Arc::clone(&self.doorbell) as Arc<dyn Sleeper>)
     }
 }
 

@@ -5,7 +5,6 @@
 //! silent connections keep nobody out. A process of another user is turned away before that.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::auth::{AuthError, Authentication, Dialled};
@@ -65,7 +64,6 @@ impl ShmFabric {
         handshake::send_opening(&socket, &opening)?;
         let peer = self.add_connection(socket, from, State::Greeting(deadline), None, authentication)?;
         self.watch.arm(deadline);
-        self.settle();
         Ok(peer)
     }
 
@@ -117,7 +115,7 @@ impl ShmFabric {
 
     /// Looks at the sockets: new peers, hellos, ends, and what takes too long.
     pub(crate) fn check_sockets(&mut self) {
-        let found = self.watch.look(Arc::clone(&self.doorbell).epoll());
+        let found = self.watch.look(self.doorbell.epoll());
         for number in 0..found {
             match self.watch.token(number) {
                 Some(TOKEN_DOORBELL) => self.doorbell.drain(),
@@ -127,9 +125,6 @@ impl ShmFabric {
                 Some(peer) => self.peer_spoke(PeerId(peer)),
                 None => {}
             }
-        }
-        if found > 0 {
-            self.settle();
         }
     }
 
@@ -309,14 +304,6 @@ impl ShmFabric {
         if let Some(next) = connecting.chain(greeting).chain(paused).min() {
             self.watch.arm(next);
         }
-    }
-
-    /// Whether a sleep may be in the futex: there are open connections, and nothing to hear from any socket soon.
-    pub(crate) fn settle(&self) {
-        let settled = self.greetings.is_empty()
-            && self.table.len() > 0
-            && self.table.iter().all(|connection| connection.state == State::Open);
-        self.doorbell.set_settled(settled);
     }
 }
 

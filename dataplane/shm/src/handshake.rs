@@ -19,7 +19,7 @@ use rustix::net::{
 use crate::ShmError;
 
 /// The last digit is the version of rings, doorbell and this message.
-const MAGIC: [u8; 8] = *b"KVSRSHM3";
+const MAGIC: [u8; 8] = *b"KVSRSHM4";
 const DESCRIPTORS: usize = 4;
 const HELLO_BYTES: usize = MAGIC.len() + PROOF_BYTES;
 

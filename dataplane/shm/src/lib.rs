@@ -12,8 +12,8 @@
 //! user unless the configuration admits others. With `PeerAccess::None` a peer gets an empty slab; else it maps
 //! our slab writable, so it can overwrite every byte there and the doorbell word; what it cannot do is make
 //! us fault (the memory is sealed against shrinking), read past a ring (headers are copied once, then checked)
-//! or allocate without bound. A false doorbell word costs at most a late wake-up: at most
-//! [`SLEEP_BOUND`] in a futex, until the caller's own timeout in `poll(2)`.
+//! or allocate without bound. A false doorbell word costs at most a late wake-up: at the end of the sleep
+//! that the thread has chosen ([`dataplane_fabric::wait::SLEEP_MAX`]).
 //!
 //! A peer that is stopped, not dead: its socket stays open and it may resume in the middle of a copy. When its
 //! connection is ended from here (disconnect, protocol error), it keeps its place in the table and its
@@ -57,8 +57,6 @@ pub mod word;
 pub use address::remove_stale;
 #[cfg(not(loom))]
 pub use config::ShmConfig;
-#[cfg(not(loom))]
-pub use doorbell::SLEEP_BOUND;
 #[cfg(not(loom))]
 pub use error::ShmError;
 #[cfg(not(loom))]

@@ -12,10 +12,7 @@ pub struct ShmCounters {
     pub(crate) reads: AtomicU64,
     pub(crate) messages: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    pub(crate) futex_wakes: AtomicU64,
-    pub(crate) eventfd_wakes: AtomicU64,
-    pub(crate) sleeps: AtomicU64,
-    pub(crate) spins_that_sufficed: AtomicU64,
+    pub(crate) wakes: AtomicU64,
     pub(crate) handshake_timeouts: AtomicU64,
     pub(crate) other_users_refused: AtomicU64,
     pub(crate) unproved_handshakes: AtomicU64,
@@ -32,17 +29,14 @@ impl ShmCounters {
 
     /// Name, help text and value of each counter; the last is a level.
     #[must_use]
-    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 13] {
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 10] {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("writes", "Writes into peers' slabs", read(&self.writes)),
             ("reads", "Reads from peers' slabs", read(&self.reads)),
             ("messages", "Messages sent", read(&self.messages)),
             ("bytes", "Bytes copied by writes and reads", read(&self.bytes)),
-            ("futex_wakes", "Sleeping peers woken through their futex", read(&self.futex_wakes)),
-            ("eventfd_wakes", "Sleeping peers woken through their eventfd", read(&self.eventfd_wakes)),
-            ("sleeps", "Sleeps that entered the kernel through the sleeper", read(&self.sleeps)),
-            ("spins_that_sufficed", "Sleeps that ended while spinning", read(&self.spins_that_sufficed)),
+            ("wakes", "Sleeping peers woken", read(&self.wakes)),
             ("handshake_timeouts", "Connections that were not made in time", read(&self.handshake_timeouts)),
             ("other_users_refused", "Peers of another user turned away", read(&self.other_users_refused)),
             ("unproved_handshakes", UNPROVED_HELP, read(&self.unproved_handshakes)),

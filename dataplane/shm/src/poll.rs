@@ -1,7 +1,7 @@
 //! Receiving: completions, connections made and ended, then the rings, the urgent lane of every peer first.
 //!
-//! Hot path; one allocation for each message, none else. Looks at the sockets after a sleep that may have ended
-//! for them and at every 64th call.
+//! Hot path; one allocation for each message, none else. Looks at the sockets after a sleep and at every
+//! 64th call.
 
 use dataplane_fabric::{Event, Fabric, PeerId, Priority};
 
@@ -19,7 +19,10 @@ impl ShmFabric {
     pub(crate) fn receive(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
         let start = events.len();
         let limit = start.saturating_add(budget);
-        let sockets_due = std::mem::take(&mut self.announced) && self.doorbell.retract();
+        let has_slept = std::mem::take(&mut self.announced);
+        if has_slept {
+            self.doorbell.retract();
+        }
         self.polls = self.polls.wrapping_add(1);
         self.copied_bytes = 0;
         if !self.completions.is_empty() {
@@ -31,7 +34,7 @@ impl ShmFabric {
         if self.ended > 0 {
             self.drop_delivered();
         }
-        if sockets_due || self.polls.is_multiple_of(SOCKETS_PERIOD) {
+        if has_slept || self.polls.is_multiple_of(SOCKETS_PERIOD) {
             self.check_sockets();
         }
         self.take_local(limit, events);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::testing::pool;
+use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
 use dataplane_fabric::{Event, Fabric};
 use dataplane_shm::{ShmConfig, ShmFabric};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -20,6 +21,7 @@ fn without_descriptors_accepting_pauses_and_goes_on() {
     let mut b = ShmFabric::new(Arc::clone(pool_b.slab()), Some(&address), ShmConfig::default()).expect("b");
     let to_b = a.connect(&address).expect("connect");
     let raw = SocketAddr::from_abstract_name(&name).expect("name");
+    let waiter = Waiter::new(Bell::new().expect("an eventfd"), WaitPolicy::default());
     let _silent: Vec<UnixStream> = (0..8).map(|_| UnixStream::connect_addr(&raw).expect("connect")).collect();
 
     let before = getrlimit(Resource::Nofile);
@@ -31,7 +33,7 @@ fn without_descriptors_accepting_pauses_and_goes_on() {
         loops += 1;
         if b.prepare_wait() {
             let from = Instant::now();
-            b.sleeper().expect("a sleeper").sleep(Some(from + Duration::from_millis(500)));
+            waiter.sleep(&b, Some(from + Duration::from_millis(500)));
             slept += from.elapsed();
         }
         b.poll(16, &mut events);
@@ -48,7 +50,7 @@ fn without_descriptors_accepting_pauses_and_goes_on() {
     while !events.contains(&Event::Connected { peer: to_b }) {
         assert!(Instant::now() < until, "accepting does not go on: {events:?}");
         if b.prepare_wait() {
-            b.sleeper().expect("a sleeper").sleep(Some(Instant::now() + Duration::from_millis(20)));
+            waiter.sleep(&b, Some(Instant::now() + Duration::from_millis(20)));
         }
         b.poll(16, &mut events);
         a.poll(16, &mut events);

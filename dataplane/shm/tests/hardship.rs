@@ -11,12 +11,18 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::auth::{Authentication, OPENING_BYTES, SharedKey};
 use dataplane_fabric::testing::pool;
+use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
 use dataplane_fabric::{
     Completion, Event, Fabric, INLINE_BYTES_MAX, Operation, PeerAccess, PeerId, Priority, SlotRange, Source,
     Target, WorkRequest,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
+
+/// Sleeps as a node's thread does.
+fn sleep(fabric: &ShmFabric, until: Option<Instant>) {
+    Waiter::new(Bell::new().expect("an eventfd"), WaitPolicy::default()).sleep(fabric, until);
+}
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const ADDRESS: &str = "KVASIR_SHM_TEST_FOREIGNER";
@@ -131,7 +137,7 @@ fn silent_connections_keep_nobody_out_and_end_in_time() {
     // The node sleeps without a deadline of its own; the timer wakes it.
     until("all timed out", || {
         if b.prepare_wait() {
-            b.sleeper().expect("a sleeper").sleep(None);
+            sleep(&b, None);
         }
         b.poll(16, &mut events);
         counter(&b, "handshake_timeouts") == 100
@@ -152,7 +158,7 @@ fn a_listener_that_never_answers_is_given_up() {
     let mut events = Vec::new();
     until("given up", || {
         if a.prepare_wait() {
-            a.sleeper().expect("a sleeper").sleep(None);
+            sleep(&a, None);
         }
         a.poll(16, &mut events) > 0
     });

@@ -34,8 +34,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::auth::unguessable;
 use dataplane_fabric::{
-    ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Sleeper,
-    WorkRequest,
+    ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest,
 };
 use dataplane_memory::Slab;
 
@@ -384,13 +383,6 @@ impl<F: Fabric> Fabric for Bond<F> {
         let busy =
             self.rails.iter_mut().filter_map(|rail| (!rail.fabric.prepare_wait()).then_some(())).count();
         busy == 0 && self.out.is_empty()
-    }
-
-    fn sleeper(&self) -> Option<Arc<dyn Sleeper>> {
-        match &self.rails[..] {
-            [only] => only.fabric.sleeper(),
-            _ => None,
-        }
     }
 
     fn next_deadline(&self) -> Option<Instant> {

@@ -231,6 +231,8 @@ pub(crate) struct TransferSettings {
     pub(crate) secret_file: String,
     /// Blocks are kept so long for a receiver that does not come. 10 ms to 600 s.
     pub(crate) lease: Time,
+    /// The thread that moves blocks never sleeps: it takes a core.
+    pub(crate) busy_poll: bool,
     /// Memory through which blocks go. At least one block, at most 16 TiB.
     pub(crate) capacity: Size,
     /// A block consists of so many layers of `rows` rows of `heads` heads. 1 to 4096.
@@ -276,6 +278,7 @@ impl Default for TransferSettings {
             socket_name: String::new(),
             secret_file: String::new(),
             lease: Time(Duration::from_secs(30)),
+            busy_poll: false,
             capacity: Size(256 << 20),
             layers: 1,
             rows: 1,

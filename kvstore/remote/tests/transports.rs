@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::Fabric;
+use dataplane_fabric::wait::WaitPolicy;
 use dataplane_memory::SlotPool;
 use dataplane_shm::{ShmConfig, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpFabric};
@@ -31,7 +32,7 @@ fn serve_with<F: Fabric + Send + 'static>(
 ) -> PoolService {
     let counters = Arc::new(PoolCounters::default());
     let server = PoolServer::new(fabric, Arc::clone(pool), config, counters).expect("server");
-    PoolService::start(server).expect("thread")
+    PoolService::start(server, WaitPolicy::default()).expect("thread")
 }
 
 fn config() -> RemoteConfig {

@@ -4,6 +4,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::sim::{Faults, SimNetwork};
+use dataplane_fabric::wait::WaitPolicy;
 use dataplane_memory::DeviceMemory;
 use dataplane_memory::testing::CopyFaults;
 use dataplane_transfer::{Command, HeadRange, Notice, Outcome, PieceLayout, TransferService};
@@ -120,7 +121,8 @@ fn services_stage_in_their_own_threads() {
     let [sender, receiver] = [sender, receiver].map(|side| {
         let tell = tell.clone();
         let notify = move |notice| drop(tell.send(notice));
-        TransferService::start_staged(side.node, side.staging, notify).expect("a thread")
+        TransferService::start_staged(side.node, side.staging, WaitPolicy::default(), notify)
+            .expect("a thread")
     });
     for transfer in 1..=20 {
         let content = content_of(transfer);

@@ -10,7 +10,7 @@ use dataplane_rails::{
     worker_socket,
 };
 use dataplane_transfer::{
-    BondConfig, HeadRange, Limits, PieceLayout, TransferCounters, TransferNode, TransferService,
+    BondConfig, HeadRange, Limits, PieceLayout, TransferCounters, TransferNode, TransferService, WaitPolicy,
 };
 use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
 
@@ -63,7 +63,8 @@ impl HandOffs {
                 handoffs.notice(notice);
             }
         };
-        let service = TransferService::start(node, notify).map_err(|error| failed(&error))?;
+        let policy = if settings.busy_poll { WaitPolicy::Busy } else { WaitPolicy::default() };
+        let service = TransferService::start(node, policy, notify).map_err(|error| failed(&error))?;
         *handoffs.service.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(service);
         Ok(handoffs)
     }

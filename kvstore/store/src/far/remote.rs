@@ -1,18 +1,17 @@
 //! Host memory of other nodes, over the data plane: the thread that drives the client.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
-use dataplane_fabric::{Fabric, Sleeper};
+use dataplane_fabric::Fabric;
+use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::Tier;
 use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket, Verified};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::far::in_flight_reads::InFlightReads;
 use crate::far::offer_queue::{Counted, Offer, OfferQueue};
@@ -33,12 +32,8 @@ const COMMANDS_PER_TURN: usize = 256;
 const OFFER_BYTES_PER_TURN: usize = 1 << 20;
 /// How long a block may take to get there.
 const OFFER_MAX: Duration = Duration::from_secs(5);
-/// Empty polls before the thread sleeps.
-const IDLE_POLLS: u32 = 64;
 /// Nobody rings when a full queue of the fabric has room again.
 const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
-/// The longest sleep.
-const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 enum Command {
     LookUp { request: u64, chain: Vec<BlockIdentity>, first: usize, deadline: Instant },
@@ -47,27 +42,10 @@ enum Command {
     Leave(u64),
 }
 
-/// Ends the thread's sleep, whichever way it sleeps.
-#[derive(Clone)]
-struct Bell {
-    descriptor: Arc<OwnedFd>,
-    sleeper: Option<Arc<dyn Sleeper>>,
-}
-
-impl Bell {
-    fn ring(&self) {
-        match &self.sleeper {
-            Some(sleeper) => sleeper.wake(),
-            // Fails only when the counter is at its maximum, and then the thread is being woken anyway.
-            None => drop(rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes())),
-        }
-    }
-}
-
 /// The way to the thread.
 pub struct RemoteTier {
     commands: Option<Sender<Command>>,
-    bell: Bell,
+    bell: Arc<Bell>,
     group: u32,
     patience: Duration,
     /// Blocks on their way out, and how many may be: each stays in host memory until it is there.
@@ -86,15 +64,15 @@ impl RemoteTier {
         patience: Duration,
         host_slots: usize,
         inbox: FarInbox,
+        policy: WaitPolicy,
     ) -> std::io::Result<Self> {
         let (commands, receiver) = bounded(COMMANDS_MAX);
-        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let bell = Bell { descriptor: Arc::new(descriptor), sleeper: pool.fabric().sleeper() };
+        let bell = Bell::new()?;
         let mut driver = Driver {
             pool,
             receiver,
             inbox,
-            bell: bell.clone(),
+            waiter: Waiter::new(Arc::clone(&bell), policy),
             fingerprint,
             looking: HashMap::new(),
             found: HashMap::new(),
@@ -171,7 +149,7 @@ struct Driver<F> {
     pool: RemotePool<F>,
     receiver: Receiver<Command>,
     inbox: FarInbox,
-    bell: Bell,
+    waiter: Waiter,
     fingerprint: u64,
     /// Look-ups under way: whose they are.
     looking: HashMap<Ticket, u64>,
@@ -187,7 +165,6 @@ struct Driver<F> {
 impl<F: Fabric> Driver<F> {
     fn run(&mut self) {
         let mut outcomes = Vec::new();
-        let mut idle_polls = 0;
         while self.take_commands() {
             let work = self.pool.poll(Instant::now(), &mut outcomes);
             let is_idle = work == 0 && outcomes.is_empty();
@@ -198,10 +175,17 @@ impl<F: Fabric> Driver<F> {
             if self.found.len() > FOUND_MAX {
                 self.found.retain(|_, (_, since)| since.elapsed() < FOUND_AGE_MAX);
             }
-            idle_polls = if is_idle { idle_polls + 1 } else { 0 };
-            if idle_polls >= IDLE_POLLS && self.receiver.is_empty() && self.pool.fabric_mut().prepare_wait() {
-                idle_polls = 0;
-                self.sleep();
+            if !is_idle {
+                self.waiter.worked();
+            } else if !self.waiter.polls_on() {
+                self.waiter.announce();
+                match self.receiver.try_recv() {
+                    Ok(command) => self.start(command),
+                    Err(TryRecvError::Disconnected) => return,
+                    Err(TryRecvError::Empty) if self.pool.fabric_mut().prepare_wait() => self.sleep(),
+                    Err(TryRecvError::Empty) => {}
+                }
+                self.waiter.retract();
             }
         }
     }
@@ -304,26 +288,9 @@ impl<F: Fabric> Driver<F> {
     }
 
     fn sleep(&self) {
-        let retry = self.pool.has_backlog().then_some(RETRY_FULL_AFTER);
-        let left = self.pool.next_deadline().map(|due| due.saturating_duration_since(Instant::now()));
-        let timeout = retry.into_iter().chain(left).min().unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
-        match &self.bell.sleeper {
-            Some(sleeper) => sleeper.sleep(Some(Instant::now() + timeout)),
-            None => {
-                let mut descriptors = vec![self.bell.descriptor.as_fd()];
-                self.pool.fabric().wait_descriptors(&mut descriptors);
-                wait(&descriptors, timeout);
-                // The count is of no interest; empty is an error of no interest either.
-                let _empty = rustix::io::read(&self.bell.descriptor, &mut [0; 8]);
-            }
-        }
+        let now = Instant::now();
+        let retry = self.pool.has_backlog().then(|| now + RETRY_FULL_AFTER);
+        let until = self.pool.next_deadline().into_iter().chain(retry).min();
+        self.waiter.sleep(self.pool.fabric(), until);
     }
-}
-
-fn wait(descriptors: &[BorrowedFd<'_>], timeout: Duration) {
-    let mut polled: Vec<PollFd<'_>> =
-        descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN | PollFlags::HUP)).collect();
-    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
-    // EINTR is as good as an event: the loop looks again.
-    let _interrupted = rustix::event::poll(&mut polled, Some(&timeout));
 }

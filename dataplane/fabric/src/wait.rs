@@ -1,0 +1,220 @@
+//! How a thread that drives a fabric waits for something to do: it polls for a moment and lets others run between two polls,
+//! then it sleeps in `poll(2)` on the fabric's descriptors and a bell that other threads ring. [`WaitPolicy::Busy`] never sleeps.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::Fabric;
+
+/// Longest stretch of polling before a sleep.
+pub const SPIN_MAX: Duration = Duration::from_millis(1);
+/// Longest sleep. A peer that shares memory with this process may write into the word by which others know that it sleeps, and
+/// so delay what they say by as much.
+pub const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// When a thread sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitPolicy {
+    /// After polling in vain for so long, at most [`SPIN_MAX`]; zero sleeps at once.
+    Sleep(Duration),
+    /// Never: the thread takes a processor.
+    Busy,
+}
+
+impl Default for WaitPolicy {
+    fn default() -> Self {
+        Self::Sleep(Duration::from_micros(50))
+    }
+}
+
+/// Wakes a thread that waits. Rung by any thread.
+#[derive(Debug)]
+pub struct Bell {
+    descriptor: OwnedFd,
+    is_awaited: AtomicBool,
+}
+
+impl Bell {
+    /// A bell of its own.
+    ///
+    /// # Errors
+    /// When the system gives no eventfd.
+    pub fn new() -> std::io::Result<Arc<Self>> {
+        let descriptor = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Self { descriptor, is_awaited: AtomicBool::new(false) }))
+    }
+
+    /// Something was left for the thread. Costs a system call only when it sleeps, or is about to.
+    pub fn ring(&self) {
+        // Pairs with the fence in `Waiter::announce`: this thread sees that it sleeps, or that one sees what was left.
+        fence(Ordering::SeqCst);
+        if self.is_awaited.swap(false, Ordering::Relaxed) {
+            // Fails only when the counter is at its maximum, and then the thread is being woken anyway.
+            let _full = rustix::io::write(&self.descriptor, &1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The side of the thread that waits.
+///
+/// In its loop: [`Self::worked`] after a round with work; else, unless [`Self::polls_on`], [`Self::announce`], then look for work
+/// once more (the fabric's is [`Fabric::prepare_wait`]) and [`Self::sleep`] when there is none, and [`Self::retract`].
+#[derive(Debug)]
+pub struct Waiter {
+    bell: Arc<Bell>,
+    policy: WaitPolicy,
+    /// Since when nothing came, while polling.
+    idle_since: Option<Instant>,
+}
+
+impl Waiter {
+    /// A thread that waits for this bell.
+    #[must_use]
+    pub fn new(bell: Arc<Bell>, policy: WaitPolicy) -> Self {
+        // With one processor nobody can bring work while this thread polls.
+        let is_alone = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
+        let policy = match policy {
+            WaitPolicy::Sleep(_) if is_alone => WaitPolicy::Sleep(Duration::ZERO),
+            WaitPolicy::Sleep(spin) => WaitPolicy::Sleep(spin.min(SPIN_MAX)),
+            WaitPolicy::Busy => WaitPolicy::Busy,
+        };
+        Self { bell, policy, idle_since: None }
+    }
+
+    /// The last round had work.
+    pub fn worked(&mut self) {
+        self.idle_since = None;
+    }
+
+    /// The last round had none: whether to poll again instead of sleeping. Lets others run meanwhile.
+    pub fn polls_on(&mut self) -> bool {
+        let WaitPolicy::Sleep(spin) = self.policy else {
+            std::hint::spin_loop();
+            return true;
+        };
+        let now = Instant::now();
+        let goes_on = now.saturating_duration_since(*self.idle_since.get_or_insert(now)) < spin;
+        if goes_on {
+            std::thread::yield_now();
+        }
+        goes_on
+    }
+
+    /// The thread is about to sleep. What is left for it from now on rings.
+    pub fn announce(&mut self) {
+        self.idle_since = None;
+        self.bell.is_awaited.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `Bell::ring`.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Sleeps until the bell rings, the fabric has something, or the moment has come; at most [`SLEEP_MAX`], and possibly less.
+    pub fn sleep(&self, fabric: &impl Fabric, until: Option<Instant>) {
+        let mut descriptors: Vec<BorrowedFd<'_>> = vec![self.bell.descriptor.as_fd()];
+        fabric.wait_descriptors(&mut descriptors);
+        let mut polled: Vec<PollFd<'_>> =
+            descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN | PollFlags::HUP)).collect();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let left = left.unwrap_or(SLEEP_MAX).min(SLEEP_MAX);
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        // EINTR is as good as an event: the loop looks again.
+        let _interrupted = rustix::event::poll(&mut polled, Some(&timeout));
+    }
+
+    /// The thread does not sleep, or not any more.
+    pub fn retract(&mut self) {
+        self.bell.is_awaited.store(false, Ordering::Relaxed);
+        // An empty bell reads as EAGAIN.
+        let _empty = rustix::io::read(&self.bell.descriptor, &mut [0_u8; 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::sim::{Faults, SimNetwork};
+    use crate::testing::pool;
+
+    fn waiter(policy: WaitPolicy) -> Waiter {
+        Waiter::new(Bell::new().expect("an eventfd"), policy)
+    }
+
+    #[test]
+    fn polling_lasts_as_long_as_it_is_told_to_and_begins_anew_with_work() {
+        let spin = Duration::from_micros(900);
+        let mut waiter = waiter(WaitPolicy::default());
+        waiter.policy = WaitPolicy::Sleep(spin); // Also on a machine with one processor.
+        for _ in 0..3 {
+            let started = Instant::now();
+            while waiter.polls_on() {}
+            assert!(started.elapsed() >= spin);
+            waiter.worked();
+        }
+        while waiter.polls_on() {}
+        waiter.announce();
+        waiter.retract();
+        assert!(waiter.polls_on(), "after a sleep, too");
+    }
+
+    #[test]
+    fn zero_sleeps_at_once_and_busy_never() {
+        assert!(!waiter(WaitPolicy::Sleep(Duration::ZERO)).polls_on());
+        let mut busy = waiter(WaitPolicy::Busy);
+        assert!((0..10_000).all(|_| busy.polls_on()));
+    }
+
+    /// Whatever is left is seen, whenever the bell rings: between looks, before a sleep, in it.
+    #[test]
+    fn no_ring_is_lost() {
+        let network = SimNetwork::new(1, Faults::default());
+        let fabric = network.add_node(Arc::clone(pool("bell").slab()));
+        let left = Arc::new(AtomicU64::new(0));
+        let mut waiter = waiter(WaitPolicy::Sleep(Duration::from_micros(20)));
+        let bell = Arc::clone(&waiter.bell);
+        let (leaves, rings) = (Arc::clone(&left), 2000);
+        let ringer = std::thread::spawn(move || {
+            for round in 0..rings {
+                leaves.fetch_add(1, Ordering::Relaxed);
+                bell.ring();
+                // From none to 150 us, so that rings fall into every part of the wait.
+                (0..round % 50 * 40).for_each(|_| std::hint::spin_loop());
+            }
+        });
+        let (mut taken, started) = (0, Instant::now());
+        while taken < rings {
+            let found = left.swap(0, Ordering::Relaxed);
+            taken += found;
+            if found > 0 {
+                waiter.worked();
+            } else if !waiter.polls_on() {
+                waiter.announce();
+                if left.load(Ordering::Relaxed) == 0 {
+                    let slept = Instant::now();
+                    waiter.sleep(&fabric, None);
+                    assert!(slept.elapsed() < SLEEP_MAX, "a ring was lost after {taken}");
+                }
+                waiter.retract();
+            }
+            assert!(started.elapsed() < Duration::from_secs(60));
+        }
+        ringer.join().expect("ringer");
+    }
+
+    #[test]
+    fn a_sleep_ends_at_its_deadline() {
+        let network = SimNetwork::new(1, Faults::default());
+        let fabric = network.add_node(Arc::clone(pool("deadline").slab()));
+        let mut waiter = waiter(WaitPolicy::default());
+        waiter.announce();
+        let started = Instant::now();
+        waiter.sleep(&fabric, Some(started + Duration::from_millis(30)));
+        let slept = started.elapsed();
+        assert!((Duration::from_millis(25)..SLEEP_MAX).contains(&slept), "{slept:?}");
+    }
+}
