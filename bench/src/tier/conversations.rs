@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use dataplane_fabric::wait::WaitPolicy;
+use dataplane_fabric::wait::ThreadPolicy;
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use kvstore_block::BlockLayout;
@@ -303,7 +303,7 @@ impl Behind {
             let address = fabric.listening_on().context("the pool listens")?.to_string();
             let counters = Arc::new(PoolCounters::default());
             let server = PoolServer::new(fabric, SlotPool::new(slab), PoolConfig::default(), counters)?;
-            self.pool = Some(PoolService::start(server, WaitPolicy::default())?);
+            self.pool = Some(PoolService::start(server, ThreadPolicy::default())?);
             let fabric = TcpFabric::new(Arc::clone(builder.slab()), None, TcpConfig::default())?;
             let counters = Arc::new(RemoteCounters::default());
             let mut pool = RemotePool::new(fabric, RemoteConfig::default(), counters, Instant::now())?;
@@ -316,7 +316,7 @@ impl Behind {
                 Duration::from_secs(2),
                 host_slots as usize,
                 builder.inbox(),
-                WaitPolicy::default(),
+                ThreadPolicy::default(),
             )?;
             builder = builder.other(Box::new(tier));
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use dataplane_fabric::Fabric;
 use dataplane_fabric::auth::SharedKey;
-use dataplane_fabric::wait::WaitPolicy;
+use dataplane_fabric::wait::ThreadPolicy;
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpFabric};
@@ -96,7 +96,7 @@ impl Node {
         let counters = Arc::new(TransferCounters::default());
         let limits = Limits { seed, ..Limits::default() };
         let node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
-        let service = TransferService::start(node, WaitPolicy::default(), notify)?;
+        let service = TransferService::start(node, ThreadPolicy::default(), notify)?;
         Ok(Self { pool, service, counters, links, address: address.join(",") })
     }
 }

@@ -613,6 +613,9 @@ section! {
         spin: Duration = Duration::from_micros(50), in Duration::ZERO => Duration::from_millis(1);
         /// That thread never sleeps: it takes a core for the lowest latency.
         busy_poll: bool = false;
+        /// Cores on which that thread runs, as in `0-3,8`: near the GPU and the NIC, and beside the engine's. Empty: those of
+        /// the process.
+        cores: String = String::new();
         /// Shared memory: refuse processes of another user.
         same_user_only: bool = true;
         /// With several rails to a peer, requests are cut into slices of at most so many bytes.

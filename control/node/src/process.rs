@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use control_config::{ConfigError, Settings};
-use rustix::thread::CpuSet;
+use dataplane_fabric::cores::Cores;
 use tracing_subscriber::EnvFilter;
 
 use crate::{Common, LogFormat};
@@ -29,8 +29,8 @@ pub(crate) fn start(common: &Common) -> Result<Settings> {
             .context("prctl(PR_SET_PDEATHSIG)")?;
     }
     if let Some(cores) = &common.cores {
-        let set = parse_cores(cores).with_context(|| format!("--cores {cores:?}"))?;
-        rustix::thread::sched_setaffinity(None, &set).context("sched_setaffinity")?;
+        let bound = cores.parse::<Cores>().and_then(|cores| cores.bind_thread());
+        bound.with_context(|| format!("--cores {cores:?}"))?;
     }
     Ok(read(common.config.as_deref(), common.supervised)?)
 }
@@ -64,19 +64,6 @@ fn log_filter(text: &str) -> Result<EnvFilter> {
     Ok(EnvFilter::try_new(text)?)
 }
 
-fn parse_cores(text: &str) -> Result<CpuSet> {
-    let mut set = CpuSet::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (usize, usize) = (first.trim().parse()?, last.trim().parse()?);
-        if first > last || last >= CpuSet::MAX_CPU {
-            bail!("{part:?} is not a range of cores");
-        }
-        (first..=last).for_each(|core| set.set(core));
-    }
-    Ok(set)
-}
-
 /// Number of cores that this process may use.
 pub(crate) fn available_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -96,14 +83,5 @@ mod tests {
         }
         let told = log_filter("blah").expect_err("no level").to_string();
         assert!(told.contains("\"blah\" is not a level (off, error"), "{told}");
-    }
-
-    #[test]
-    fn core_lists() {
-        let set = parse_cores("0-2, 5").expect("parses");
-        assert_eq!((0..8).filter(|&core| set.is_set(core)).collect::<Vec<_>>(), [0, 1, 2, 5]);
-        for bad in ["", "a", "3-1", "99999"] {
-            assert!(parse_cores(bad).is_err(), "{bad}");
-        }
     }
 }

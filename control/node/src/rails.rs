@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use dataplane_fabric::wait::WaitPolicy;
+use dataplane_fabric::wait::{ThreadPolicy, WaitPolicy};
 use dataplane_memory::Slab;
 use dataplane_rails::{
     Addresses, PeerRole, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, is_loopback,
@@ -65,9 +65,12 @@ pub(crate) fn data_plane_address(address: Addresses) -> DataPlaneAddress {
     DataPlaneAddress { host, shm, tcp, rdma, processes: 1 }
 }
 
-/// When the threads that move blocks sleep.
-pub(crate) fn wait_policy(settings: &Settings) -> WaitPolicy {
-    if settings.transfer.busy_poll { WaitPolicy::Busy } else { WaitPolicy::Sleep(settings.transfer.spin) }
+/// When the threads that move blocks sleep, and where they run.
+pub(crate) fn thread_policy(settings: &Settings) -> Result<ThreadPolicy> {
+    let transfer = &settings.transfer;
+    let wait = if transfer.busy_poll { WaitPolicy::Busy } else { WaitPolicy::Sleep(transfer.spin) };
+    let cores = transfer.cores.parse().with_context(|| format!("transfer.cores = {:?}", transfer.cores))?;
+    Ok(ThreadPolicy { wait, cores })
 }
 
 fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {

@@ -107,7 +107,7 @@ fn pool(settings: &Settings) -> Result<(PoolService, Arc<PoolCounters>)> {
     let counters = Arc::new(PoolCounters::default());
     let config = PoolConfig { lease: settings.store.lease, ..PoolConfig::default() };
     let server = PoolServer::new(rails.bond, SlotPool::new(slab), config, Arc::clone(&counters))?;
-    let service = PoolService::start(server, rails::wait_policy(settings))?;
+    let service = PoolService::start(server, rails::thread_policy(settings)?)?;
     println!(
         "A pool of {slots} slots of {}; one of these goes into `remote_tier.nodes`:",
         settings.store.slot

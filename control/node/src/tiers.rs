@@ -344,7 +344,7 @@ fn remote(
         patience,
         blocks.host_slots,
         builder.inbox(),
-        rails::wait_policy(settings),
+        rails::thread_policy(settings)?,
     )?;
     Ok((tier, counters))
 }

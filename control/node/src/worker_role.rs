@@ -72,7 +72,7 @@ async fn work(
     let pieces = compose::pieces(&layout, model.fingerprint());
     let node = TransferNode::new(bond, pieces, compose::limits(settings), Arc::clone(&counters));
     let notices = inbox.clone();
-    let transfer = TransferService::start(node, rails::wait_policy(settings), move |notice| {
+    let transfer = TransferService::start(node, rails::thread_policy(settings)?, move |notice| {
         notices.transfer_notice(notice)
     })?;
 

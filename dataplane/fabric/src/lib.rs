@@ -26,6 +26,7 @@
 //!    peers may do with the slab is [`PeerAccess`].
 
 pub mod auth;
+pub mod cores;
 pub mod faults;
 mod request;
 pub mod sim;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::Fabric;
+use crate::cores::Cores;
 
 /// Longest stretch of polling before a sleep.
 pub const SPIN_MAX: Duration = Duration::from_millis(1);
@@ -29,6 +30,15 @@ impl Default for WaitPolicy {
     fn default() -> Self {
         Self::Sleep(Duration::from_micros(50))
     }
+}
+
+/// How a thread that drives a fabric runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ThreadPolicy {
+    /// When it sleeps.
+    pub wait: WaitPolicy,
+    /// Where it runs.
+    pub cores: Cores,
 }
 
 /// Wakes a thread that waits. Rung by any thread.

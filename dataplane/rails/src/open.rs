@@ -11,7 +11,7 @@ use dataplane_fabric::faults::CorruptingFabric;
 use dataplane_memory::Slab;
 use dataplane_shm::{ShmConfig, ShmError, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpCounters, TcpError, TcpFabric};
-use dataplane_topology::{self as topology, Exclusion, Topology, TopologyError, select_local};
+use dataplane_topology::{self as topology, Exclusion, Memory, Place, Topology, TopologyError, select_local};
 use dataplane_transfer::{Bond, Rail};
 use dataplane_verbs::{Device, Library, VerbsConfig, VerbsError, VerbsFabric};
 
@@ -207,13 +207,7 @@ impl RailsBuilder<'_> {
     /// The devices, and their ports, to use where none are named.
     fn nearest(&self, library: &Arc<Library>) -> Result<Vec<(String, Option<u8>)>, RailsError> {
         let known = Device::names(library)?;
-        let topology = Topology::read(Path::new("/"));
-        let memory = match &self.config.near {
-            Some(place) => place.memory(&topology)?,
-            None => topology.memory_of_process(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()),
-        };
-        let (rails, excluded) = select_local(&topology, memory);
-        let ports = ports_of(&rails, &known);
+        let NearestPorts { memory, ports, excluded } = nearest_ports(self.config.near.as_ref(), &known)?;
         if ports.is_empty() {
             return Ok(known.into_iter().map(|name| (name, self.config.rdma.port)).collect());
         }
@@ -253,6 +247,31 @@ impl RailsBuilder<'_> {
         }
         Ok((fabric, Some(bound.to_string())))
     }
+}
+
+/// The RDMA ports that a process of this machine uses where none are named.
+#[derive(Debug)]
+pub struct NearestPorts {
+    /// The memory that they are near to.
+    pub memory: Memory,
+    /// Devices and their ports; empty when none is near, and then every device is tried.
+    pub ports: Vec<(String, Option<u8>)>,
+    /// Those that are not used, with the reason.
+    pub excluded: Vec<Exclusion>,
+}
+
+/// The ports, of devices with these names, nearest to a place, or to this process's GPU or processors.
+///
+/// # Errors
+/// [`RailsError::Near`] when the place is none of this machine.
+pub fn nearest_ports(near: Option<&Place>, known: &[String]) -> Result<NearestPorts, RailsError> {
+    let topology = Topology::read(Path::new("/"));
+    let memory = match near {
+        Some(place) => place.memory(&topology)?,
+        None => topology.memory_of_process(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()),
+    };
+    let (rails, excluded) = select_local(&topology, memory);
+    Ok(NearestPorts { memory, ports: ports_of(&rails, known), excluded })
 }
 
 /// The ports of rails whose devices libibverbs knows, in the order of the rails.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::wait::WaitPolicy;
+use dataplane_fabric::wait::ThreadPolicy;
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_rails::{PeerRole, RailsConfig, SharedKey, Transport, TransportRequest};
 use dataplane_shm::ShmConfig;
@@ -59,7 +59,7 @@ impl Node {
         let node = TransferNode::new(rails.bond, LAYOUT, Limits::default(), counters);
         let (sender, notices) = channel();
         let service =
-            TransferService::start(node, WaitPolicy::default(), move |notice| drop(sender.send(notice)))
+            TransferService::start(node, ThreadPolicy::default(), move |notice| drop(sender.send(notice)))
                 .expect("a thread");
         Self { service, notices, pool, address }
     }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use dataplane_fabric::Fabric;
-use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
+use dataplane_fabric::cores::CoresError;
+use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 use dataplane_memory::{Copier, HostCopier};
 
 use crate::node::{Command, Notice, TransferNode};
@@ -29,6 +30,9 @@ pub enum ServiceError {
     /// No eventfd.
     #[error("transfer service: eventfd: {0}")]
     Eventfd(std::io::Error),
+    /// It may not run where it shall.
+    #[error("transfer.cores: {0}")]
+    Cores(#[from] CoresError),
     /// No thread.
     #[error("transfer service: thread: {0}")]
     Thread(std::io::Error),
@@ -81,7 +85,7 @@ impl TransferService {
     /// Starts the thread. `notify` is called on it for each notice and must not block.
     pub fn start<F: Fabric + Send + 'static>(
         node: TransferNode<F>,
-        policy: WaitPolicy,
+        policy: ThreadPolicy,
         notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
         Self::drive(Driven { node, staging: None::<Staging<HostCopier>> }, policy, notify)
@@ -92,7 +96,7 @@ impl TransferService {
     pub fn start_staged<F: Fabric + Send + 'static, C: Copier + 'static>(
         node: TransferNode<F>,
         staging: Staging<C>,
-        policy: WaitPolicy,
+        policy: ThreadPolicy,
         notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
         Self::drive(Driven { node, staging: Some(staging) }, policy, notify)
@@ -100,17 +104,22 @@ impl TransferService {
 
     fn drive<F: Fabric + Send + 'static, C: Copier + 'static>(
         mut driven: Driven<F, C>,
-        policy: WaitPolicy,
+        policy: ThreadPolicy,
         mut notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
         let bell = Bell::new().map_err(ServiceError::Eventfd)?;
-        let waiter = Waiter::new(Arc::clone(&bell), policy);
+        policy.cores.check()?;
+        let waiter = Waiter::new(Arc::clone(&bell), policy.wait);
         let (commands, stop) = (ArrayQueue::new(COMMANDS_MAX), AtomicBool::new(false));
         let mailbox = Arc::new(Mailbox { commands, bell, stop });
         let inbox = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new()
             .name("kvasir-transfer".to_owned())
-            .spawn(move || run(&mut driven, &inbox, waiter, &mut notify))
+            .spawn(move || {
+                // It was checked; a set of processors that has changed since is no reason to move no blocks.
+                let _elsewhere = policy.cores.bind_thread();
+                run(&mut driven, &inbox, waiter, &mut notify);
+            })
             .map_err(ServiceError::Thread)?;
         Ok(Self { mailbox, thread: Some(thread) })
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::wait::WaitPolicy;
+use dataplane_fabric::wait::ThreadPolicy;
 use dataplane_memory::testing::{Abilities, ChecksummerDouble, DeviceDouble, SumFaults};
 use dataplane_memory::{DeviceMemory, Slab, SlabLayout, SlotPool};
 use dataplane_transfer::{
@@ -76,7 +76,7 @@ fn services_hand_over_between_accelerators_without_a_copy() {
     let (tell, told) = mpsc::channel();
     let [sender, receiver] = sides.map(|side| {
         let tell = tell.clone();
-        TransferService::start(side.node, WaitPolicy::default(), move |notice| drop(tell.send(notice)))
+        TransferService::start(side.node, ThreadPolicy::default(), move |notice| drop(tell.send(notice)))
             .expect("a thread")
     });
     for transfer in 1..=20 {

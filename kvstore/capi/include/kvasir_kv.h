@@ -146,6 +146,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *                                 # environment's KVASIR_TRANSFER_SECRET, if it is set
  *       lease = "30 s"            # how long blocks are kept for a receiver that does not come; "10 ms" to "10 min"
  *       busy_poll = false         # whether the thread that moves blocks never sleeps: it takes a core
+ *       cores = ""                # cores on which that thread runs, like "0-3,8"; empty: those of the process
  *       capacity = "256 MiB"      # memory through which blocks go, beside that of [host_tier]
  *       layers = 1                # layers of a block; 1 to 4096
  *       rows = 1                  # a layer of a block is laid out [rows][heads][head_bytes]; 1 to 1048576
@@ -167,7 +168,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  * them). Without a secret whoever reaches an address may. Settings of the product's [transfer] and [rdma] that are not here have its defaults.
  *
  * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB) and times too (ms, s, min). All sections but [queue]
- * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three, `secret_file`, `lease` and `busy_poll`), and so
+ * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three, `secret_file`, `lease`, `busy_poll` and `cores`), and so
  * are the defaults but that of `host_tier.capacity`. What is wrong
  * in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED. With [device] the host tier's
  * memory is pinned, all of it at once, and the kernels are compiled by NVIDIA's run-time compiler (NVRTC), which must

@@ -233,6 +233,8 @@ pub(crate) struct TransferSettings {
     pub(crate) lease: Time,
     /// The thread that moves blocks never sleeps: it takes a core.
     pub(crate) busy_poll: bool,
+    /// Cores on which it runs, as in `0-3,8`; empty: those of the process.
+    pub(crate) cores: String,
     /// Memory through which blocks go. At least one block, at most 16 TiB.
     pub(crate) capacity: Size,
     /// A block consists of so many layers of `rows` rows of `heads` heads. 1 to 4096.
@@ -279,6 +281,7 @@ impl Default for TransferSettings {
             secret_file: String::new(),
             lease: Time(Duration::from_secs(30)),
             busy_poll: false,
+            cores: String::new(),
             capacity: Size(256 << 20),
             layers: 1,
             rows: 1,

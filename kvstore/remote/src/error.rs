@@ -21,6 +21,9 @@ pub enum RemoteError {
         /// The name.
         name: String,
     },
+    /// Its thread may not run where it shall.
+    #[error("transfer.cores: {0}")]
+    Cores(#[from] dataplane_fabric::cores::CoresError),
     /// A system call failed while the thread was made.
     #[error("pool service: {operation}: {error}")]
     System {

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::Fabric;
-use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
+use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 
 use crate::{PoolCounters, PoolServer, RemoteError};
 
@@ -30,16 +30,21 @@ impl PoolService {
     /// Starts the thread.
     pub fn start<F: Fabric + Send + 'static>(
         mut server: PoolServer<F>,
-        policy: WaitPolicy,
+        policy: ThreadPolicy,
     ) -> Result<Self, RemoteError> {
         let bell = Bell::new().map_err(|error| RemoteError::System { operation: "eventfd", error })?;
-        let waiter = Waiter::new(Arc::clone(&bell), policy);
+        policy.cores.check()?;
+        let waiter = Waiter::new(Arc::clone(&bell), policy.wait);
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), bell });
         let counters = Arc::clone(server.counters());
         let seen = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name("kvasir-pool".to_owned())
-            .spawn(move || run(&mut server, &seen, waiter))
+            .spawn(move || {
+                // It was checked; a set of processors that has changed since is no reason to serve nobody.
+                let _elsewhere = policy.cores.bind_thread();
+                run(&mut server, &seen, waiter);
+            })
             .map_err(|error| RemoteError::System { operation: "thread", error })?;
         Ok(Self { stop, counters, thread: Some(thread) })
     }

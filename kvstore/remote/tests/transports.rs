@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::Fabric;
-use dataplane_fabric::wait::WaitPolicy;
+use dataplane_fabric::wait::ThreadPolicy;
 use dataplane_memory::SlotPool;
 use dataplane_shm::{ShmConfig, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpFabric};
@@ -32,7 +32,7 @@ fn serve_with<F: Fabric + Send + 'static>(
 ) -> PoolService {
     let counters = Arc::new(PoolCounters::default());
     let server = PoolServer::new(fabric, Arc::clone(pool), config, counters).expect("server");
-    PoolService::start(server, WaitPolicy::default()).expect("thread")
+    PoolService::start(server, ThreadPolicy::default()).expect("thread")
 }
 
 fn config() -> RemoteConfig {

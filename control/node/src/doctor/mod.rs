@@ -10,7 +10,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 use control_config::Settings;
-use dataplane_topology::{Transports, render};
+use dataplane_rails::{NearestPorts, nearest_ports, parse_near};
+use dataplane_topology::{Memory, Transports, render};
 use dataplane_verbs::{Device, Library};
 
 use crate::path_command;
@@ -149,18 +150,51 @@ fn shared_memory() -> Finding {
 
 fn rdma(settings: &Settings) -> Finding {
     let devices = Library::load().and_then(|library| Device::names(&library));
+    let without = "blocks move by shared memory and TCP".to_owned();
     let (found, consequence) = match devices {
-        Ok(names) if !names.is_empty() => (
-            format!("libibverbs with {}", names.join(", ")),
-            match settings.rdma.listen.ip().is_loopback() {
+        Ok(names) if !names.is_empty() => {
+            let reached = match settings.rdma.listen.ip().is_loopback() {
                 true => "rdma.listen is a loopback address: other hosts cannot connect",
                 false => "workers on other hosts get their blocks over it",
-            },
-        ),
-        Ok(_) => ("libibverbs, but no device".to_owned(), "blocks move by shared memory and TCP"),
-        Err(error) => (error.to_string(), "blocks move by shared memory and TCP"),
+            };
+            (
+                format!("libibverbs with {}", names.join(", ")),
+                format!("{reached}; {}", chosen(settings, &names)),
+            )
+        }
+        Ok(_) => ("libibverbs, but no device".to_owned(), without),
+        Err(error) => (error.to_string(), without),
     };
-    Finding { what: "RDMA", found, consequence: consequence.to_owned() }
+    Finding { what: "RDMA", found, consequence }
+}
+
+/// Which ports a worker started here would use, and why not the others.
+fn chosen(settings: &Settings, names: &[String]) -> String {
+    if !settings.rdma.devices.is_empty() {
+        return format!("used: {} (rdma.devices)", settings.rdma.devices.join(", "));
+    }
+    let nearest = parse_near(&settings.rdma.near)
+        .map_err(|error| error.to_string())
+        .and_then(|near| nearest_ports(near.as_ref(), names).map_err(|error| error.to_string()));
+    let NearestPorts { memory, ports, excluded } = match nearest {
+        Ok(nearest) if nearest.ports.is_empty() => {
+            return format!("used: all, since none is known to be near to {:?}", nearest.memory);
+        }
+        Ok(nearest) => nearest,
+        Err(error) => return error,
+    };
+    let port = |(device, port): &(String, Option<u8>)| match port {
+        Some(port) => format!("{device} port {port}"),
+        None => device.clone(),
+    };
+    let used: Vec<String> = ports.iter().map(port).collect();
+    let memory = match memory {
+        Memory::Gpu(address) => format!("GPU {address}"),
+        Memory::Host { numa: Some(node) } => format!("NUMA node {node}"),
+        Memory::Host { numa: None } => "host memory".to_owned(),
+    };
+    let others = excluded.iter().map(|excluded| format!("; not {}: {}", excluded.rail, excluded.reason));
+    format!("used: {}, nearest to {memory}{}", used.join(", "), others.collect::<String>())
 }
 
 fn clock() -> Finding {

@@ -4,7 +4,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::sim::{Faults, SimNetwork};
-use dataplane_fabric::wait::WaitPolicy;
+use dataplane_fabric::wait::ThreadPolicy;
 use dataplane_memory::DeviceMemory;
 use dataplane_memory::testing::CopyFaults;
 use dataplane_transfer::{Command, HeadRange, Notice, Outcome, PieceLayout, TransferService};
@@ -121,7 +121,7 @@ fn services_stage_in_their_own_threads() {
     let [sender, receiver] = [sender, receiver].map(|side| {
         let tell = tell.clone();
         let notify = move |notice| drop(tell.send(notice));
-        TransferService::start_staged(side.node, side.staging, WaitPolicy::default(), notify)
+        TransferService::start_staged(side.node, side.staging, ThreadPolicy::default(), notify)
             .expect("a thread")
     });
     for transfer in 1..=20 {

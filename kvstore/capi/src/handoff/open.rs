@@ -10,7 +10,8 @@ use dataplane_rails::{
     worker_socket,
 };
 use dataplane_transfer::{
-    BondConfig, HeadRange, Limits, PieceLayout, TransferCounters, TransferNode, TransferService, WaitPolicy,
+    BondConfig, HeadRange, Limits, PieceLayout, ThreadPolicy, TransferCounters, TransferNode,
+    TransferService, WaitPolicy,
 };
 use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
 
@@ -63,7 +64,9 @@ impl HandOffs {
                 handoffs.notice(notice);
             }
         };
-        let policy = if settings.busy_poll { WaitPolicy::Busy } else { WaitPolicy::default() };
+        let wait = if settings.busy_poll { WaitPolicy::Busy } else { WaitPolicy::default() };
+        let cores = settings.cores.parse();
+        let policy = ThreadPolicy { wait, cores: cores.map_err(|error| configuration(&error))? };
         let service = TransferService::start(node, policy, notify).map_err(|error| failed(&error))?;
         *handoffs.service.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(service);
         Ok(handoffs)

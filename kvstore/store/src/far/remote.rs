@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use dataplane_fabric::Fabric;
-use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
+use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::Tier;
 use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket, Verified};
@@ -64,15 +64,16 @@ impl RemoteTier {
         patience: Duration,
         host_slots: usize,
         inbox: FarInbox,
-        policy: WaitPolicy,
+        policy: ThreadPolicy,
     ) -> std::io::Result<Self> {
         let (commands, receiver) = bounded(COMMANDS_MAX);
         let bell = Bell::new()?;
+        policy.cores.check().map_err(std::io::Error::other)?;
         let mut driver = Driver {
             pool,
             receiver,
             inbox,
-            waiter: Waiter::new(Arc::clone(&bell), policy),
+            waiter: Waiter::new(Arc::clone(&bell), policy.wait),
             fingerprint,
             looking: HashMap::new(),
             found: HashMap::new(),
@@ -80,8 +81,11 @@ impl RemoteTier {
             offers: OfferQueue::default(),
             sent: HashMap::new(),
         };
-        let thread =
-            std::thread::Builder::new().name("kvasir-remote-tier".to_owned()).spawn(move || driver.run())?;
+        let thread = std::thread::Builder::new().name("kvasir-remote-tier".to_owned()).spawn(move || {
+            // It was checked; a set of processors that has changed since is no reason to do without other nodes.
+            let _elsewhere = policy.cores.bind_thread();
+            driver.run();
+        })?;
         let offers_max = OFFERS_MAX.min(host_slots / OFFERS_SHARE).max(1);
         let offers = Arc::default();
         Ok(Self { commands: Some(commands), bell, group, patience, offers, offers_max, thread: Some(thread) })
