@@ -31,7 +31,7 @@ pub enum ServiceError {
     #[error("transfer service: eventfd: {0}")]
     Eventfd(std::io::Error),
     /// It may not run where it shall.
-    #[error("transfer.cores: {0}")]
+    #[error("transfer.cores")]
     Cores(#[from] CoresError),
     /// No thread.
     #[error("transfer service: thread: {0}")]

@@ -22,7 +22,7 @@ pub enum RemoteError {
         name: String,
     },
     /// Its thread may not run where it shall.
-    #[error("transfer.cores: {0}")]
+    #[error("transfer.cores")]
     Cores(#[from] dataplane_fabric::cores::CoresError),
     /// A system call failed while the thread was made.
     #[error("pool service: {operation}: {error}")]
