@@ -71,7 +71,9 @@ class Fleet:
         self.workers = [self.worker(number, workers) for number in range(workers)]
         if is_hostile:
             self.workers.append(self.worker(0, 2) | {"name": HOSTILE, "engine": HOSTILE, "version": None, "role": HOSTILE, "kv_usage": None})
-            self.workers.append({"name": "__proto__", "ready": True, "pools": [None, 3, {"tier": HOSTILE, "blocks": "x", "indexed": -1}]})
+            self.workers.append({"name": "__proto__", "ready": True, "pools": [None, 3, {"tier": HOSTILE, "blocks": "x", "indexed": -1}],
+                                 "transfers": {"bytes_sent": 1, "completed": -3, "rails": [None, 4, {"name": HOSTILE, "bytes": "x", "is_slow": True}],
+                                               "stages": [None, 5, {"stage": HOSTILE, "le": [1], "counts": [1, 2], "sum": None}, {"stage": "x", "le": ["a"], "counts": [1]}]}})
             self.workers += [None, {"name": "constructor", "ready": False}, {"ready": True, "kv_usage": "NaN", "audit": [], "pools": {}}]
 
     def worker(self, number, of):
@@ -86,6 +88,12 @@ class Fleet:
             "role": "both", "events": number % 3 != 2, "is_out": of > 3 and number % 50 == 2, "ejections": int(number % 50 == 2) * 2, "requests": 0,
             "peers_requests": number % 2, "engine_running": 0, "engine_waiting": 0, "kv_usage": 0.05, "slowness": 1.0 + 0.7 * (number % 7 == 3),
             "pools": pools, "audit": {"requests": 0, "exact": 0, "predicted_tokens": 0, "reported_tokens": 0},
+            "transfers": None if number % 3 else {
+                "bytes_sent": 3 << 20, "blocks_received": 48, "completed": 7, "incomplete": 1, "cancelled": 0, "leases_expired": 0, "checksum_failures": 0, "peers_lost": 0,
+                "rails": [{"name": "rdma mlx5_0", "bytes": 2 << 20, "retries": 0, "failures": 0, "nanoseconds_per_kib": 41, "is_slow": False},
+                          {"name": "rdma mlx5_1", "bytes": 1 << 20, "retries": 2, "failures": 1, "nanoseconds_per_kib": 977, "is_slow": True}],
+                "stages": [{"stage": "verify", "le": [0.001, 0.002], "counts": [8, 2, 0], "sum": 0.006}],
+            },
         }  # fmt: skip
 
     def serve(self, prompt, cached, generated):

@@ -369,6 +369,31 @@ def listed(page, gateway):
     passed(f"{len(status['workers'])} workers and their pools are as the status says; the filter works")
 
 
+def handed_over(page, gateway):
+    workers = [worker for worker in gateway.status()["workers"] if worker.get("transfers")]
+    hidden = page.js("return document.querySelector('#transfers-section').hidden")
+    assert hidden == (not workers), (hidden, len(workers))
+    if not workers:
+        return passed("no worker hands blocks over: nothing is shown of it")
+
+    def same():
+        rows = page.rows("transfers")
+        transfers = [worker["transfers"] for worker in workers]
+        assert len(rows) == sum(1 + len(each["rails"]) for each in transfers), rows
+        shown = {row[0][0]: row for row in rows if len(row[0]) == 2}
+        for worker, each in zip(workers, transfers):
+            counted = [each[name] for name in ("blocks_received", "completed", "incomplete", "cancelled", "leases_expired", "checksum_failures", "peers_lost")]
+            assert [cell[0] for cell in shown[worker["name"]][2:9]] == [count(value) for value in counted], (shown[worker["name"]], each)
+        slow = sum(rail["is_slow"] for each in transfers for rail in each["rails"])
+        assert sum(row[0][0].startswith("▲") for row in rows) == slow, rows
+        names = [name for each in transfers for name in (stage["stage"] for stage in each["stages"])]
+        assert {row[0][0] for row in page.rows("stages")} == {name.replace("_", " ") for name in names}, page.rows("stages")
+        return len(rows)
+
+    rows = page.until("hand-offs are as the status says", same)
+    passed(f"{rows} rows of hand-offs are as the status says, slow transports marked")
+
+
 def planned(page, gateway):
     plan = gateway.status().get("plan")
     hidden = page.js("return document.querySelector('#scaling-section').hidden")
@@ -459,6 +484,7 @@ def check(gateway, given):
         measured(page, before, status)
         listed(page, gateway)
         planned(page, gateway)
+        handed_over(page, gateway)
         decided(page, gateway)
         looked_at(page, given.screenshot)
         page.is_clean(refusals=gateway.key is not None)

@@ -608,13 +608,13 @@ section! {
         /// A peer that is silent, or leaves bytes unacknowledged, for so long is dead (TCP; for RDMA the connection
         /// that made the queue pairs).
         peer_dead_after: Duration = Duration::from_secs(10), in Duration::from_secs(1) => Duration::from_secs(600);
-        /// How long the thread that moves blocks polls its transports in vain before it sleeps; others run between two polls.
-        /// `"0s"` sleeps at once.
+        /// How long a thread that moves blocks (a worker's hand-offs, its remote tier, a store's pool) polls its transports in vain
+        /// before it sleeps; it yields between two polls. `"0s"` sleeps at once.
         spin: Duration = Duration::from_micros(50), in Duration::ZERO => Duration::from_millis(1);
-        /// That thread never sleeps: it takes a core for the lowest latency.
+        /// These threads never sleep: each takes a core for the lowest latency.
         busy_poll: bool = false;
-        /// Cores on which that thread runs, as in `0-3,8`: near the GPU and the NIC, and beside the engine's. Empty: those of
-        /// the process.
+        /// Cores on which these threads run, as in `0-3,8`: of the NUMA node of the GPU and the NIC, and not those of the
+        /// engine's threads. Empty: those of the process.
         cores: String = String::new();
         /// Shared memory: refuse processes of another user.
         same_user_only: bool = true;

@@ -234,7 +234,7 @@ pub fn random_bytes<const N: usize>() -> Result<[u8; N], AuthError> {
     }
 }
 
-/// Number `index` of a sequence that only who has the seed can compute, whatever else of the sequence is known.
+/// Number `index` of a sequence that only a holder of the seed can compute, whatever else of the sequence is known.
 #[must_use]
 pub fn unguessable(seed: u64, index: u64) -> u64 {
     let key = blake3::derive_key("kvasir 2026-11-27 names of sessions", &seed.to_le_bytes());
@@ -281,6 +281,18 @@ mod tests {
 
     fn key(secret: &str) -> SharedKey {
         SharedKey::from_secret(secret.repeat(32).as_bytes()).expect("long enough")
+    }
+
+    /// Keyed BLAKE3 over the index, under a key that is derived from the seed: computed from these definitions.
+    #[test]
+    fn numbers_of_a_sequence_are_those_of_their_seed_and_index() {
+        let key = blake3::derive_key("kvasir 2026-11-27 names of sessions", &7_u64.to_le_bytes());
+        let third = blake3::keyed_hash(&key, &3_u64.to_le_bytes());
+        let third = u64::from_le_bytes(third.as_bytes()[..8].try_into().expect("eight bytes"));
+        assert_eq!(unguessable(7, 3), third);
+        let numbers: std::collections::HashSet<u64> =
+            (0..100).flat_map(|index| [unguessable(7, index), unguessable(8, index)]).collect();
+        assert_eq!(numbers.len(), 200);
     }
 
     #[test]

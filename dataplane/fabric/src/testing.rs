@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 
+use crate::wait::{Bell, WaitPolicy, Waiter};
 use crate::{
     Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Priority, Rows, SlotRange, Source,
     Target, WorkRequest,
@@ -36,6 +37,11 @@ pub struct Pair {
 pub fn pool(name: &str) -> Arc<SlotPool> {
     let layout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: SLOTS };
     SlotPool::new(Arc::new(Slab::create(name, layout, PageSize::Standard).expect("a small slab")))
+}
+
+/// Sleeps once, as the thread of a node does after [`Fabric::prepare_wait`].
+pub fn sleep(fabric: &impl Fabric, until: Option<Instant>) {
+    Waiter::new(Bell::new().expect("an eventfd"), WaitPolicy::default()).sleep(fabric, until);
 }
 
 struct Connected {

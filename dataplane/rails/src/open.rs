@@ -182,7 +182,7 @@ impl RailsBuilder<'_> {
         let (mut opened, mut problems) = (Vec::new(), Vec::new());
         for (name, port) in &devices {
             match self.rail(&library, name, *port, opened.len() as u16) {
-                Ok((fabric, address)) => opened.push((name, fabric, address)),
+                Ok((fabric, address)) => opened.push((rail_name(name, *port, &devices), fabric, address)),
                 Err(error) => problems.push(format!("{name}: {error}")),
             }
         }
@@ -249,6 +249,15 @@ impl RailsBuilder<'_> {
     }
 }
 
+/// What a rail is called: its device, and the port where several of the device are used.
+fn rail_name(device: &str, port: Option<u8>, devices: &[(String, Option<u8>)]) -> String {
+    let is_one_of_several = devices.iter().filter(|(other, _)| other == device).count() > 1;
+    match port.filter(|_| is_one_of_several) {
+        Some(port) => format!("{device}:{port}"),
+        None => device.to_owned(),
+    }
+}
+
 /// The RDMA ports that a process of this machine uses where none are named.
 #[derive(Debug)]
 pub struct NearestPorts {
@@ -305,6 +314,15 @@ mod tests {
 
     use super::*;
     use crate::{PeerRole, SharedKey};
+
+    #[test]
+    fn ports_of_one_device_have_names_of_their_own() {
+        let devices =
+            [("mlx4_0".to_owned(), Some(1)), ("mlx4_0".to_owned(), Some(2)), ("mlx5_0".to_owned(), Some(1))];
+        let names: Vec<String> =
+            devices.iter().map(|(device, port)| rail_name(device, *port, &devices)).collect();
+        assert_eq!(names, ["mlx4_0:1", "mlx4_0:2", "mlx5_0"]);
+    }
 
     fn config(role: PeerRole) -> RailsConfig {
         let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);

@@ -129,7 +129,8 @@ fn peers_that_cannot_be_reached_delay_nobody_else() {
     slowest_of_most(&receiver, &sender, 1);
     let before = slowest_of_most(&receiver, &sender, 1000);
     for (number, mute) in mutes.iter().enumerate() {
-        receiver.expect(10_000 + number as u64, &mute.address(), PATIENCE);
+        // None of them ends by its deadline while others are measured, however slow the machine is.
+        receiver.expect(10_000 + number as u64, &mute.address(), 20 * PATIENCE);
     }
     let beside = slowest_of_most(&receiver, &sender, 2000);
     println!("a hand-off: {before:?}, and {beside:?} beside {UNREACHABLE} peers that cannot be reached");

@@ -43,5 +43,5 @@ pub fn retract(word: &AtomicU32) {
 pub fn ring(word: &AtomicU32) -> bool {
     // Pairs with the fence in `announce`.
     fence(Ordering::SeqCst);
-    word.load(Ordering::Relaxed) != AWAKE && word.swap(AWAKE, Ordering::AcqRel) != AWAKE
+    word.load(Ordering::Relaxed) != AWAKE && word.swap(AWAKE, Ordering::Relaxed) != AWAKE
 }

@@ -10,19 +10,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::auth::{Authentication, OPENING_BYTES, SharedKey};
-use dataplane_fabric::testing::pool;
-use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
+use dataplane_fabric::testing::{pool, sleep};
 use dataplane_fabric::{
     Completion, Event, Fabric, INLINE_BYTES_MAX, Operation, PeerAccess, PeerId, Priority, SlotRange, Source,
     Target, WorkRequest,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
-
-/// Sleeps as a node's thread does.
-fn sleep(fabric: &ShmFabric, until: Option<Instant>) {
-    Waiter::new(Bell::new().expect("an eventfd"), WaitPolicy::default()).sleep(fabric, until);
-}
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const ADDRESS: &str = "KVASIR_SHM_TEST_FOREIGNER";

@@ -9,19 +9,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use dataplane_fabric::testing::sleep;
 use dataplane_fabric::testing::{SLOT_BYTES, pool};
-use dataplane_fabric::wait::{Bell, WaitPolicy, Waiter};
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, Operation, PeerId, Priority, Rows, SlotRange, Source, Target,
     WorkRequest,
 };
 use dataplane_memory::SlotRef;
 use dataplane_shm::{ShmConfig, ShmFabric};
-
-/// Sleeps as a node's thread does.
-fn sleep(fabric: &ShmFabric, until: Option<Instant>) {
-    Waiter::new(Bell::new().expect("an eventfd"), WaitPolicy::default()).sleep(fabric, until);
-}
 
 const SEED: u64 = 0x5EED_0007;
 const OPERATIONS: u32 = 6_000;
@@ -88,7 +83,7 @@ fn check(slot: &SlotRef, number: u32, piece: Piece) {
     }
 }
 
-/// Sleeps as a node with this fabric alone does.
+/// Polls, and sleeps between polls.
 fn wait(fabric: &mut ShmFabric, events: &mut Vec<Event>, until: Instant) {
     while fabric.poll(64, events) == 0 {
         assert!(Instant::now() < until, "nothing came");

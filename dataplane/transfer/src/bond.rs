@@ -48,7 +48,7 @@ use crate::pieces::bytes_of;
 
 /// Completion ids with this bit are the bond's own; users' have not.
 const SLICE_BIT: u64 = 1 << 62;
-/// How long a connection may take to say its hello.
+/// How long a connection may take to say its hello, and then to be welcomed.
 const GREET_WITHIN: Duration = Duration::from_secs(5);
 /// How long a peer may take to confirm that a link is fenced.
 const FENCE_WITHIN: Duration = Duration::from_secs(5);
@@ -68,11 +68,12 @@ pub struct BondConfig {
     pub slice_bytes: u32,
     /// Bytes that may be in flight on one link.
     pub link_window_bytes: u64,
-    /// A failed link is tried again after this, doubled with each failure and shortened by up to a half at random.
+    /// A failed link is tried again after this, doubled with each failure since a connection lasted `retry_max`, and shortened by
+    /// up to a half at random.
     pub retry_first: Duration,
     /// The longest such wait.
     pub retry_max: Duration,
-    /// Seeds that randomness and the names of sessions: in use, a number that nobody can guess.
+    /// Seeds the jitter of retries and the names of sessions. Outside of tests it must be a number that nobody can guess.
     pub seed: u64,
 }
 
@@ -224,7 +225,8 @@ impl<F: Fabric> Bond<F> {
 
     /// Something has changed that deadlines depend on.
     fn deadlines_changed(&mut self, now: Instant) {
-        self.expires_at = Some(now);
+        // Never later than it was: each poll takes the time before it takes events, and would be too early for good.
+        self.expires_at = Some(self.expires_at.map_or(now, |at| at.min(now)));
     }
 
     /// The next deadline of all peers and strangers.

@@ -44,6 +44,7 @@ mod wire;
 
 pub use bond::{Bond, BondConfig, BondCounters, Rail};
 pub use config::Limits;
+pub use dataplane_fabric::cores::Cores;
 pub use dataplane_fabric::wait::{ThreadPolicy, WaitPolicy};
 pub use metrics::TransferCounters;
 pub use node::{Command, Notice, Outcome, TransferId, TransferNode};

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 use dataplane_fabric::Fabric;
-use dataplane_fabric::cores::CoresError;
 use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 use dataplane_memory::{Copier, HostCopier};
 
@@ -30,10 +29,7 @@ pub enum ServiceError {
     /// No eventfd.
     #[error("transfer service: eventfd: {0}")]
     Eventfd(std::io::Error),
-    /// It may not run where it shall.
-    #[error("transfer.cores")]
-    Cores(#[from] CoresError),
-    /// No thread.
+    /// No thread, or none on the cores that were chosen.
     #[error("transfer service: thread: {0}")]
     Thread(std::io::Error),
 }
@@ -108,17 +104,12 @@ impl TransferService {
         mut notify: impl FnMut(Notice) + Send + 'static,
     ) -> Result<Self, ServiceError> {
         let bell = Bell::new().map_err(ServiceError::Eventfd)?;
-        policy.cores.check()?;
-        let waiter = Waiter::new(Arc::clone(&bell), policy.wait);
         let (commands, stop) = (ArrayQueue::new(COMMANDS_MAX), AtomicBool::new(false));
         let mailbox = Arc::new(Mailbox { commands, bell, stop });
         let inbox = Arc::clone(&mailbox);
-        let thread = std::thread::Builder::new()
-            .name("kvasir-transfer".to_owned())
-            .spawn(move || {
-                // It was checked; a set of processors that has changed since is no reason to move no blocks.
-                let _elsewhere = policy.cores.bind_thread();
-                run(&mut driven, &inbox, waiter, &mut notify);
+        let thread = policy
+            .spawn("kvasir-transfer", &mailbox.bell, move |waiter| {
+                run(&mut driven, &inbox, waiter, &mut notify)
             })
             .map_err(ServiceError::Thread)?;
         Ok(Self { mailbox, thread: Some(thread) })

@@ -487,7 +487,7 @@ typedef struct kvasir_kv_rail_statistics {
     uint64_t slices_retried;      /* posted again because a connection had failed */
     uint64_t links_failed;        /* connections that ended while their peer went on over others */
     uint64_t nanoseconds_per_kib; /* queue included, smoothed; 0 where no peer has several rails */
-    uint64_t is_slow;             /* 1 while it takes 3 times as long for a KiB as the best of its rank */
+    uint64_t is_slow;             /* 1 while it takes 3 times as long for a KiB as the best of equal preference */
 } kvasir_kv_rail_statistics;
 
 /*

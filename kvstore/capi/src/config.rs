@@ -8,6 +8,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use dataplane_transfer::Cores;
 use serde::de::{Error, IgnoredAny, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -458,6 +459,9 @@ impl Settings {
             let (least, most) = leases.into_inner();
             problems.push(format!("transfer.lease = {} is not in {least} to {most}", transfer.lease));
         }
+        if let Err(error) = transfer.cores.parse::<Cores>() {
+            problems.push(format!("transfer.cores = {:?}: {error}", transfer.cores));
+        }
         if store.memory_bytes.is_some() {
             problems.push("store.memory_bytes is now host_tier.capacity, written like \"1 GiB\"".to_owned());
         }
@@ -567,6 +571,10 @@ mod tests {
                 "device.staging = \"2 MiB\" has no slot for each direction: one takes 1052672 bytes",
             ),
             ("[transfer]\nlease = \"5 h\"\n", "expected a time like"),
+            (
+                "[transfer]\ncores = \"0-x\"\n",
+                "transfer.cores = \"0-x\": \"0-x\" is not a range of cores like 0-3",
+            ),
             (
                 "[transfer]\nlease = \"5ms\"\n",
                 "transfer.lease = \"5 ms\" is not in \"10 ms\" to \"600000 ms\"",

@@ -21,9 +21,6 @@ pub enum RemoteError {
         /// The name.
         name: String,
     },
-    /// Its thread may not run where it shall.
-    #[error("transfer.cores")]
-    Cores(#[from] dataplane_fabric::cores::CoresError),
     /// A system call failed while the thread was made.
     #[error("pool service: {operation}: {error}")]
     System {

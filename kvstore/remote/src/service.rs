@@ -1,5 +1,5 @@
-//! The thread that runs a pool node: it polls while there is work, then sleeps on the fabric's descriptors until
-//! something comes or a lease expires. It waits for no fixed timer, but for one case: what did not fit into a
+//! The thread that runs a pool node: when idle it polls for a moment, then sleeps on the fabric's descriptors until
+//! something comes or a lease expires ([`dataplane_fabric::wait`]). It waits for no fixed timer, but for one case: what did not fit into a
 //! client's queue is tried again after [`RETRY_FULL_AFTER`].
 
 use std::sync::Arc;
@@ -33,18 +33,11 @@ impl PoolService {
         policy: ThreadPolicy,
     ) -> Result<Self, RemoteError> {
         let bell = Bell::new().map_err(|error| RemoteError::System { operation: "eventfd", error })?;
-        policy.cores.check()?;
-        let waiter = Waiter::new(Arc::clone(&bell), policy.wait);
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), bell });
         let counters = Arc::clone(server.counters());
         let seen = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
-            .name("kvasir-pool".to_owned())
-            .spawn(move || {
-                // It was checked; a set of processors that has changed since is no reason to serve nobody.
-                let _elsewhere = policy.cores.bind_thread();
-                run(&mut server, &seen, waiter);
-            })
+        let thread = policy
+            .spawn("kvasir-pool", &stop.bell, move |waiter| run(&mut server, &seen, waiter))
             .map_err(|error| RemoteError::System { operation: "thread", error })?;
         Ok(Self { stop, counters, thread: Some(thread) })
     }

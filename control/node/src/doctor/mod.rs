@@ -178,7 +178,7 @@ fn chosen(settings: &Settings, names: &[String]) -> String {
         .and_then(|near| nearest_ports(near.as_ref(), names).map_err(|error| error.to_string()));
     let NearestPorts { memory, ports, excluded } = match nearest {
         Ok(nearest) if nearest.ports.is_empty() => {
-            return format!("used: all, since none is known to be near to {:?}", nearest.memory);
+            return format!("used: all, since none is known to be near to {}", words(nearest.memory));
         }
         Ok(nearest) => nearest,
         Err(error) => return error,
@@ -188,13 +188,16 @@ fn chosen(settings: &Settings, names: &[String]) -> String {
         None => device.clone(),
     };
     let used: Vec<String> = ports.iter().map(port).collect();
-    let memory = match memory {
+    let others = excluded.iter().map(|excluded| format!("; not {}: {}", excluded.rail, excluded.reason));
+    format!("used: {}, nearest to {}{}", used.join(", "), words(memory), others.collect::<String>())
+}
+
+fn words(memory: Memory) -> String {
+    match memory {
         Memory::Gpu(address) => format!("GPU {address}"),
         Memory::Host { numa: Some(node) } => format!("NUMA node {node}"),
         Memory::Host { numa: None } => "host memory".to_owned(),
-    };
-    let others = excluded.iter().map(|excluded| format!("; not {}: {}", excluded.rail, excluded.reason));
-    format!("used: {}, nearest to {memory}{}", used.join(", "), others.collect::<String>())
+    }
 }
 
 fn clock() -> Finding {

@@ -235,6 +235,10 @@ impl<F: Fabric> Bond<F> {
             return true;
         };
         let over = LinkName { link: index as u8, epoch };
+        if matches!(frame, Frame::LinkDown { .. } | Frame::Fenced { .. }) {
+            let now = (self.clock)();
+            self.deadlines_changed(now);
+        }
         let Some(peer) = self.peers.get_mut(&id) else { return true };
         match frame {
             Frame::Hello { .. } | Frame::Welcome { .. } => return false,
@@ -265,7 +269,6 @@ impl<F: Fabric> Bond<F> {
                 self.out.extend(done.into_iter().map(completed));
             }
             Frame::LinkDown { name } => {
-                self.expires_at = Some((self.clock)());
                 if usize::from(name.link) >= peer.links.len() {
                     return false;
                 }
@@ -284,7 +287,6 @@ impl<F: Fabric> Bond<F> {
                 }
             }
             Frame::Fenced { name, delivered } => {
-                self.expires_at = Some((self.clock)());
                 let (landed, again) = peer.fenced(name, delivered);
                 let rail = peer.links.get(usize::from(name.link)).map(|link| link.rail);
                 let retried = rail.map(|rail| &self.counters.rail(rail).slices_retried);

@@ -4,7 +4,7 @@
 //! before it has landed; writes behind it do not wait. For that the lane keeps writes by *epoch*, the stretch between two
 //! events. Once all slices of an epoch are posted, a *marker* goes over every link that took some of them, and the event over its
 //! own link: each rail delivers what it carries in order, so that the receiver, which keeps the number of each rail's last marker,
-//! knows that the slices before them are in memory. Nobody waits for completions: over RDMA one says that the peer's NIC has the
+//! knows that the slices before them are in memory. While no link fails, no event waits for completions: over RDMA one says that the peer's NIC has the
 //! bytes, not that whoever is told by another NIC sees them. When a link with slices of an epoch fails, its event waits until all
 //! of them have completed, and then goes behind markers of the links that took the slices again.
 //!

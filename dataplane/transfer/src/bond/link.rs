@@ -25,7 +25,7 @@ pub(crate) struct Link {
     pub(crate) state: State,
     /// Counts the connections made; 0 before the first.
     pub(crate) epoch: u32,
-    /// Failed attempts and connections since one lasted.
+    /// Failed attempts and connections since a connection lasted `BondConfig::retry_max`.
     pub(crate) failures: u32,
     /// Since when the present connection is up.
     pub(crate) up_since: Option<Instant>,

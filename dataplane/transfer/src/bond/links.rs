@@ -77,7 +77,7 @@ impl<F: Fabric> Bond<F> {
         let was_made = !(is_current && peer.links[index].state == State::Connecting);
         if is_current {
             let link = &mut peer.links[index];
-            // Whoever greets and fails soon after, as where large packets are lost, is tried less and less often.
+            // A link that greets and fails soon after, as where large packets are lost, is tried less and less often.
             let was_up = link.up_since.take().map(|since| now.saturating_duration_since(since));
             if was_up.is_some_and(|time| time >= self.config.retry_max) {
                 link.failures = 0;
@@ -137,7 +137,7 @@ impl<F: Fabric> Bond<F> {
             self.out.extend(lane.abandon().into_iter().map(completed));
         }
         let reason = peer.ending.unwrap_or_default();
-        // Whoever was never told of an accepted peer is not told of its end.
+        // The user is told of the end of those peers only whose beginning was told.
         if peer.announced || peer.links.iter().any(|link| link.address.is_some()) {
             self.emit(Event::PeerDown { peer: id, reason });
         }
@@ -186,7 +186,15 @@ impl<F: Fabric> Bond<F> {
                 (0..peer.links.len()).filter(|&index| due(&peer.links[index])).map(|index| (id, index)),
             );
         }
-        silent.into_iter().for_each(|(rail, inner)| self.rails[rail].fabric.disconnect(inner));
+        for (rail, inner) in silent {
+            // A transport may tell of the end late, or never while the peer is stopped: until then nothing is waited for.
+            if let Some((id, index)) = self.owner(rail, inner)
+                && let Some(peer) = self.peers.get_mut(&id)
+            {
+                peer.links[index].state = State::Down { retry_at: None };
+            }
+            self.rails[rail].fabric.disconnect(inner);
+        }
         told_again.into_iter().for_each(|id| self.mark_dirty(id));
         mute.into_iter().for_each(|id| self.end(id));
         for (id, index) in retry {

@@ -30,8 +30,8 @@ struct Fence {
     said_at: Instant,
 }
 
-/// What is said of connections, over every link that is up: any of them may have failed at the other end only. A peer that
-/// hears it more than once is none the wiser.
+/// What is said of connections, over every link that is up and has room: any of them may have failed at the other end only.
+/// Repeats are harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Control {
     LinkDown(LinkName),

@@ -9,6 +9,7 @@ use dataplane_fabric::testing::{Pair, SLOT_BYTES, conformance, pool};
 use dataplane_fabric::{Completion, Operation, Priority, SlotRange, Source, Target};
 use dataplane_memory::SlotPool;
 
+use super::wire::LinkName;
 use super::*;
 
 const NAMES: [&str; 3] = ["one", "two", "three"];
@@ -247,6 +248,7 @@ fn late_packets_of_a_dead_rail_never_land_in_a_reused_slot() {
 /// third is healthy, so the peer stays, what was posted arrives, and nobody is kept waiting.
 #[test]
 fn one_healthy_link_of_three_is_enough() {
+    let mut failed = 0;
     for seed in 1..=200_u64 {
         let faults = |_| Faults { delay_ticks_max: 40, queue_depth_max: 16, ..Faults::default() };
         let config =
@@ -276,6 +278,7 @@ fn one_healthy_link_of_three_is_enough() {
                 let value = step as u32;
                 let source = world.pools[0].acquire().expect("a slot");
                 let target = world.pools[1].acquire().expect("a slot");
+                source.slab().write(source.slot(), 0, &content(step as usize));
                 let operation = Operation::Write {
                     source: Source::Slot { slot: source, offset: 0, len: SLOT_BYTES as u32 },
                     target: Target { slot: target.slot(), generation: target.generation(), offset: 0 },
@@ -286,7 +289,7 @@ fn one_healthy_link_of_three_is_enough() {
                 let post = WorkRequest { id, peer: to_b, priority: Priority::Urgent, operation };
                 world.bonds[0].post(post).expect("room");
                 expected.push((id, value));
-                kept.push(target);
+                kept.push((step as usize, target));
             }
             world.step();
         }
@@ -303,10 +306,19 @@ fn one_healthy_link_of_three_is_enough() {
             assert!(steps < 6000, "seed {seed}: {cuts:?}, {:?}", world.events);
             world.step();
         }
+        for (round, target) in &kept {
+            let mut bytes = vec![0; SLOT_BYTES];
+            target.slab().read(target.slot(), 0, &mut bytes);
+            assert!(bytes == content(*round), "seed {seed}: write {round}");
+        }
+        let told = world.events[1].iter().filter(|event| matches!(event, Event::Immediate { .. })).count();
+        assert_eq!(told, expected.len(), "seed {seed}: once each: {:?}", world.events[1]);
         for bond in &world.bonds {
             assert_eq!(bond.peers.len(), 1, "seed {seed}: {cuts:?}");
+            failed += bond.counters().links_failed();
         }
     }
+    assert!(failed >= 2 * 2 * 200, "each end has lost two links each time: {failed}");
 }
 
 /// A connection that comes up and fails at once is made again less and less often.
@@ -316,7 +328,10 @@ fn a_link_that_does_not_last_is_tried_less_often() {
     let config = BondConfig { retry_first, retry_max: Duration::from_millis(64), ..BondConfig::default() };
     let mut world = World::new(3, &[0, 0], |_| Faults::default(), config);
     world.connect();
-    let is_up = |world: &World| world.bonds[0].peers.values().all(|peer| peer.links[0].is_up());
+    let is_up = |world: &World| {
+        assert_eq!(world.bonds[0].peers.len(), 1, "the other link is up");
+        world.bonds[0].peers.values().all(|peer| peer.links[0].is_up())
+    };
     let mut waits = Vec::new();
     for _ in 0..7 {
         world.networks[0].cut(0);
@@ -331,19 +346,28 @@ fn a_link_that_does_not_last_is_tried_less_often() {
     assert!(after_a_while < waits[6] / 4, "it has lasted for a while: {waits:?}, {after_a_while}");
 }
 
-/// The sessions that a node has told one peer do not tell those of others.
+/// Frames that a peer repeats without end put off no deadline. The clock goes on within a poll, as a real one does.
 #[test]
-fn sessions_are_not_each_others_successors() {
-    let mut world = World::new(1, &[0], |_| Faults::default(), BondConfig::default());
-    let names: Vec<u64> = (0..100).map(|_| world.bonds[0].draw_name()).collect();
-    let distinct: std::collections::HashSet<u64> = names.iter().copied().collect();
-    assert_eq!(distinct.len(), names.len());
-    let successor = |mut name: u64| {
-        name ^= name << 13;
-        name ^= name >> 7;
-        name ^ name << 17
-    };
-    assert!(names.windows(2).all(|pair| pair[1] != successor(pair[0])));
+fn a_flood_of_control_frames_puts_off_no_deadline() {
+    let faults = |_| Faults { queue_depth_max: 1024, ..Faults::default() };
+    let mut world = World::new(6, &[0, 0], faults, BondConfig::default());
+    let (to_b, _) = world.connect();
+    let (ticks, start, calls) = (Arc::clone(&world.clock), world.start, AtomicU64::new(0));
+    world.bonds[1].clock = Box::new(move || {
+        let calls = calls.fetch_add(1, Ordering::Relaxed);
+        start + Duration::from_micros(ticks.load(Ordering::Relaxed)) + Duration::from_nanos(calls)
+    });
+    let mut stranger = world.networks[0].add_node(Arc::clone(pool("stranger").slab()));
+    stranger.connect("1").expect("connect");
+    world.until("a stranger", |world| world.bonds[1].strangers.len() == 1);
+    let name = LinkName { link: 0, epoch: u32::MAX };
+    for _ in 0..GREET_WITHIN.as_micros() / 100 + 100 {
+        let link = &world.bonds[0].peers[&to_b].links[0];
+        let (rail, inner) = (link.rail, link.inner.expect("up"));
+        assert!(world.bonds[0].post_frame(rail, inner, &Frame::Fenced { name, delivered: [0, 0] }));
+        world.step();
+    }
+    assert!(world.bonds[1].strangers.is_empty(), "its time is over");
 }
 
 /// A peer that floods one rail does not keep the events of others from being taken.

@@ -68,7 +68,7 @@ class KvasirStats(KVConnectorStats):
         for name, count in other.data["counters"].items():
             counters[name] = counters.get(name, 0) + count
         self.data["stores"].update(other.data["stores"])
-        self.data["rails"].update(other.data["rails"])
+        self.data["rails"].update(other.data.get("rails", {}))
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -96,7 +96,7 @@ RAIL = {
     "slices_retried": "Slices posted again because their connection had failed, since the start.",
     "links_failed": "Connections that ended while their peer went on over others, since the start.",
     "nanoseconds_per_kib": "Time that a KiB takes on a transport, queue included, where peers have several.",
-    "slow": "1 while a transport takes 3 times as long for a KiB as the best of its rank.",
+    "slow": "1 while a transport takes 3 times as long for a KiB as the best one of equal preference.",
 }
 
 
@@ -166,7 +166,7 @@ class KvasirMetrics(KVConnectorPromMetrics):
         for worker, values in transfer_stats_data["stores"].items():
             for name, value in values.items():
                 self._values[name].labels(*labels, worker).set(value)
-        for worker, rails in transfer_stats_data["rails"].items():
+        for worker, rails in transfer_stats_data.get("rails", {}).items():
             for rail, values in rails.items():
                 for name, value in values.items():
                     self._rails[name].labels(*labels, worker, rail).set(value)

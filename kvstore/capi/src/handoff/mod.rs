@@ -110,7 +110,7 @@ pub struct RailStatistics {
     pub links_failed: u64,
     /// Time for a KiB, queue included, smoothed; 0 where no peer has several rails.
     pub nanoseconds_per_kib: u64,
-    /// 1 while it takes 3 times as long for a KiB as the best of its rank.
+    /// 1 while it takes 3 times as long for a KiB as the best one of equal preference.
     pub is_slow: u64,
 }
 
@@ -241,7 +241,7 @@ impl HandOffs {
     pub(crate) fn rails(&self) -> Vec<RailStatistics> {
         let mut rails: Vec<(&str, RailStatistics)> = Vec::new();
         for RailCounters { name, read } in &self.rails {
-            // A transport's own counters and those of the bond come one after the other, under one name.
+            // The bond's counters of each transport come behind all transports' own, under the same names.
             let index = rails.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
                 rails.push((name, RailStatistics::named(name)));
                 rails.len() - 1
@@ -249,11 +249,11 @@ impl HandOffs {
             let rail = &mut rails[index].1;
             for (counter, _, value) in read() {
                 match counter {
-                    "block_bytes" => rail.block_bytes = value,
-                    "slices_retried" => rail.slices_retried = value,
-                    "links_failed" => rail.links_failed = value,
-                    "nanoseconds_per_kib" => rail.nanoseconds_per_kib = value,
-                    "slow" => rail.is_slow = value,
+                    "block_bytes" => rail.block_bytes += value,
+                    "slices_retried" => rail.slices_retried += value,
+                    "links_failed" => rail.links_failed += value,
+                    "nanoseconds_per_kib" => rail.nanoseconds_per_kib = rail.nanoseconds_per_kib.max(value),
+                    "slow" => rail.is_slow = rail.is_slow.max(value),
                     _ => {}
                 }
             }

@@ -68,12 +68,10 @@ impl RemoteTier {
     ) -> std::io::Result<Self> {
         let (commands, receiver) = bounded(COMMANDS_MAX);
         let bell = Bell::new()?;
-        policy.cores.check().map_err(std::io::Error::other)?;
         let mut driver = Driver {
             pool,
             receiver,
             inbox,
-            waiter: Waiter::new(Arc::clone(&bell), policy.wait),
             fingerprint,
             looking: HashMap::new(),
             found: HashMap::new(),
@@ -81,11 +79,7 @@ impl RemoteTier {
             offers: OfferQueue::default(),
             sent: HashMap::new(),
         };
-        let thread = std::thread::Builder::new().name("kvasir-remote-tier".to_owned()).spawn(move || {
-            // It was checked; a set of processors that has changed since is no reason to do without other nodes.
-            let _elsewhere = policy.cores.bind_thread();
-            driver.run();
-        })?;
+        let thread = policy.spawn("kvasir-remote-tier", &bell, move |waiter| driver.run(waiter))?;
         let offers_max = OFFERS_MAX.min(host_slots / OFFERS_SHARE).max(1);
         let offers = Arc::default();
         Ok(Self { commands: Some(commands), bell, group, patience, offers, offers_max, thread: Some(thread) })
@@ -153,7 +147,6 @@ struct Driver<F> {
     pool: RemotePool<F>,
     receiver: Receiver<Command>,
     inbox: FarInbox,
-    waiter: Waiter,
     fingerprint: u64,
     /// Look-ups under way: whose they are.
     looking: HashMap<Ticket, u64>,
@@ -167,7 +160,7 @@ struct Driver<F> {
 }
 
 impl<F: Fabric> Driver<F> {
-    fn run(&mut self) {
+    fn run(&mut self, mut waiter: Waiter) {
         let mut outcomes = Vec::new();
         while self.take_commands() {
             let work = self.pool.poll(Instant::now(), &mut outcomes);
@@ -180,16 +173,16 @@ impl<F: Fabric> Driver<F> {
                 self.found.retain(|_, (_, since)| since.elapsed() < FOUND_AGE_MAX);
             }
             if !is_idle {
-                self.waiter.worked();
-            } else if !self.waiter.polls_on() {
-                self.waiter.announce();
+                waiter.worked();
+            } else if !waiter.polls_on() {
+                waiter.announce();
                 match self.receiver.try_recv() {
                     Ok(command) => self.start(command),
                     Err(TryRecvError::Disconnected) => return,
-                    Err(TryRecvError::Empty) if self.pool.fabric_mut().prepare_wait() => self.sleep(),
+                    Err(TryRecvError::Empty) if self.pool.fabric_mut().prepare_wait() => self.sleep(&waiter),
                     Err(TryRecvError::Empty) => {}
                 }
-                self.waiter.retract();
+                waiter.retract();
             }
         }
     }
@@ -291,10 +284,10 @@ impl<F: Fabric> Driver<F> {
         }
     }
 
-    fn sleep(&self) {
+    fn sleep(&self, waiter: &Waiter) {
         let now = Instant::now();
         let retry = self.pool.has_backlog().then(|| now + RETRY_FULL_AFTER);
         let until = self.pool.next_deadline().into_iter().chain(retry).min();
-        self.waiter.sleep(self.pool.fabric(), until);
+        waiter.sleep(self.pool.fabric(), until);
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::prometheus::{Sample, samples};
 
-/// More data-parallel ranks, rails and stages than that are not read: an engine's text is not trusted.
+/// More data-parallel ranks, rails, stages and bounds than that are not read, and no longer names: an engine's text is not trusted.
 const RANKS_MAX: usize = 1024;
 const RAILS_MAX: usize = 64;
 const STAGES_MAX: usize = 16;
@@ -52,7 +52,7 @@ pub struct RailReport {
     pub failures: u64,
     /// Time for a KiB, queue included, smoothed; 0 where no peer has several rails.
     pub nanoseconds_per_kib: u64,
-    /// Whether it takes three times as long as the best of its rank.
+    /// Whether it takes three times as long as the best one of equal preference.
     pub is_slow: bool,
 }
 
@@ -140,6 +140,7 @@ pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
             }
         }
     }
+    // Only the reference engine tells its stages, and it has one rank.
     if let Some(report) = reports.first_mut() {
         report.stages = stages(text, &format!("{}stage_seconds", names.prefix));
     }
@@ -177,7 +178,7 @@ fn stages(text: &str, name: &str) -> Vec<StageReport> {
     for sample in samples(text, &bucket_name) {
         let Some((stage, le)) = sample.label("stage").zip(sample.label("le")) else { continue };
         let le = if le == "+Inf" { Some(f64::INFINITY) } else { le.parse().ok() };
-        let Some(le) = le.filter(|_| stage.len() <= NAME_BYTES_MAX) else { continue };
+        let Some(le) = le.filter(|le: &f64| *le > 0.0 && stage.len() <= NAME_BYTES_MAX) else { continue };
         if !buckets.contains_key(stage) {
             if order.len() == STAGES_MAX {
                 continue;
@@ -222,6 +223,8 @@ mod tests {
                     kvasir_transfer_stage_seconds_bucket{stage=\"verify\",le=\"0.2\"} 2\n\
                     kvasir_transfer_stage_seconds_bucket{stage=\"verify\",le=\"+Inf\"} 5\n\
                     kvasir_transfer_stage_seconds_sum{stage=\"verify\"} 1.5\n\
+                    kvasir_transfer_stage_seconds_bucket{stage=\"odd\",le=\"-Inf\"} 0\n\
+                    kvasir_transfer_stage_seconds_bucket{stage=\"odd\",le=\"NaN\"} 0\n\
                     kvasir_transfer_stage_seconds_bucket{stage=\"broken\",le=\"0.2\"} 2\n\
                     kvasir_transfer_stage_seconds_bucket{stage=\"broken\",le=\"0.1\"} 2\n";
         let found = reports(text, &NATIVE);

@@ -1102,7 +1102,7 @@ function railRow() {
     const name = text(rail.name) ?? "(unnamed)";
     put(lines[0], `${isSlow ? "▲ " : ""}${name}`);
     dress(lines[0], isSlow ? "line is-warned" : "line");
-    hint(cells[0], isSlow ? `${name} takes three times as long for a KiB as the best of its rank.` : name);
+    hint(cells[0], isSlow ? `${name} takes three times as long for a KiB as the best one of equal preference.` : name);
     put(lines[1], bytes(amount(rail.bytes)));
     const failures = amount(rail.failures);
     put(lines[8], count(failures));

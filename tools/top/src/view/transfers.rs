@@ -17,9 +17,11 @@ const BORDER_LINES: u16 = 2;
 const TABLE_LINES_MIN: u16 = 8;
 
 const NAME_CELLS_MIN: u16 = 24;
+/// There are seven.
+const STAGES_MAX: usize = 16;
 
 /// Title, cells and rank of each column behind the name; narrow tables keep those with the lowest ranks.
-const COLUMNS: [(&str, u16, u8); 10] = [
+const COLUMNS: [(&str, u16, u8); 11] = [
     ("sent", 9, 0),
     ("/s", 9, 1),
     ("ns/KiB", 6, 2),
@@ -30,6 +32,7 @@ const COLUMNS: [(&str, u16, u8); 10] = [
     ("expire", 6, 8),
     ("damage", 6, 5),
     ("lost", 5, 6),
+    ("retry", 5, 10),
 ];
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, status: &Status, display: &mut Display) {
@@ -135,18 +138,21 @@ fn worker_row(worker: &Worker, transfers: &Transfers, rate: Option<f64>) -> Tabl
         bad(transfers.leases_expired, WARN),
         bad(transfers.checksum_failures, BAD),
         bad(transfers.peers_lost, WARN),
+        Cell::default(),
     ];
     (worker.name.clone(), cells, if worker.ready { Style::new() } else { DIM })
 }
 
-/// A transport has no transfers of its own: those columns stay empty, and the last has its failed connections.
+/// A transport has no transfers of its own: those columns stay empty. The last two are its failed connections and the slices that
+/// were posted again because of them.
 fn rail_row(rail: &TransferRail) -> TableLine {
     let mut cells: [Cell<'static>; COLUMNS.len()] = Default::default();
     cells[0] = number(units::bytes(Some(rail.bytes)));
     if rail.nanoseconds_per_kib > 0 {
         cells[2] = number(units::count(Some(rail.nanoseconds_per_kib)));
     }
-    cells[COLUMNS.len() - 1] = number(units::count(Some(rail.failures)));
+    cells[COLUMNS.len() - 2] = number(units::count(Some(rail.failures)));
+    cells[COLUMNS.len() - 1] = number(units::count(Some(rail.retries)));
     let marked = if rail.is_slow { " slow" } else { "" };
     (format!("  {}{marked}", rail.name), cells, if rail.is_slow { WARN } else { DIM })
 }
@@ -155,12 +161,14 @@ fn number(text: String) -> Cell<'static> {
     Cell::from(Text::from(text).alignment(Alignment::Right))
 }
 
-/// The stages over all workers whose buckets have the bounds of the first.
+/// The stages over all workers whose buckets have the bounds of the first; the first [`STAGES_MAX`] names.
 fn summed(workers: &[(&Worker, &Transfers)]) -> Vec<(String, Histogram)> {
     let mut all: Vec<(String, Histogram)> = Vec::new();
     for stage in workers.iter().flat_map(|(_, transfers)| &transfers.stages) {
         let Some((_, known)) = all.iter_mut().find(|(name, _)| *name == stage.stage) else {
-            all.push((stage.stage.clone(), stage.times.clone()));
+            if all.len() < STAGES_MAX {
+                all.push((stage.stage.clone(), stage.times.clone()));
+            }
             continue;
         };
         if known.le == stage.times.le {
