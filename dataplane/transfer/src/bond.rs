@@ -99,7 +99,7 @@ pub struct Rail<F> {
 
 /// A slice that a rail works on.
 #[derive(Debug)]
-struct Flying {
+struct InFlightSlice {
     peer: PeerId,
     lane: usize,
     inner: (usize, PeerId),
@@ -111,9 +111,9 @@ struct Flying {
     posted_at: Instant,
 }
 
-/// Where posted slices go.
-struct Air<'a> {
-    flying: &'a mut HashMap<u64, Flying>,
+/// Slices that are posted, and the completion id of the next.
+struct PostedSlices<'a> {
+    in_flight: &'a mut HashMap<u64, InFlightSlice>,
     next: &'a mut u64,
 }
 
@@ -122,7 +122,7 @@ struct Air<'a> {
 struct Inner {
     peer: PeerId,
     link: usize,
-    epoch: u32,
+    connection: u32,
     /// Slices that ended with it.
     failed: Vec<(usize, Slice)>,
 }
@@ -137,7 +137,7 @@ pub struct Bond<F> {
     /// Accepted connections without a hello, and since when.
     strangers: HashMap<(usize, PeerId), Instant>,
     sessions: HashMap<u64, PeerId>,
-    flying: HashMap<u64, Flying>,
+    in_flight: HashMap<u64, InFlightSlice>,
     next_peer: u64,
     next_slice: u64,
     random: u64,
@@ -177,7 +177,7 @@ impl<F: Fabric> Bond<F> {
             inners: HashMap::new(),
             strangers: HashMap::new(),
             sessions: HashMap::new(),
-            flying: HashMap::new(),
+            in_flight: HashMap::new(),
             next_peer: 1,
             next_slice: SLICE_BIT,
             random: config.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,

@@ -16,7 +16,9 @@ impl<F: Fabric> Bond<F> {
             self.deadlines_changed(now);
         }
         match event {
-            Event::Completed { id, completion } if id & SLICE_BIT != 0 && self.flying.contains_key(&id) => {
+            Event::Completed { id, completion }
+                if id & SLICE_BIT != 0 && self.in_flight.contains_key(&id) =>
+            {
                 self.slice_ended(id, completion, now);
             }
             Event::Completed { .. } => self.emit(event),
@@ -61,7 +63,7 @@ impl<F: Fabric> Bond<F> {
         let links = peer.links.len() as u8;
         let link = &mut peer.links[index];
         link.state = State::Greeting { since: now };
-        let name = LinkName { link: index as u8, epoch: link.epoch };
+        let name = LinkName { link: index as u8, connection: link.connection };
         let hello = Frame::Hello { session: peer.session, links, name };
         if !self.post_frame(rail, inner, &hello) {
             self.rails[rail].fabric.disconnect(inner);
@@ -118,17 +120,19 @@ impl<F: Fabric> Bond<F> {
             return self.rails[rail].fabric.disconnect(inner);
         };
         let incarnation = peer.incarnation.unwrap_or_default();
-        if name.epoch <= peer.links[index].epoch {
+        if name.connection <= peer.links[index].connection {
             return self.rails[rail].fabric.disconnect(inner);
         }
-        peer.leave(index);
+        peer.link_ended(index);
         let link = &mut peer.links[index];
         // The peer has noticed before us that the link's last connection is over.
         let old = link.inner.map(|old| (link.rail, old));
         link.rail = rail;
-        link.begin(inner, name.epoch);
-        self.inners
-            .insert((rail, inner), Inner { peer: id, link: index, epoch: name.epoch, failed: Vec::new() });
+        link.begin(inner, name.connection);
+        self.inners.insert(
+            (rail, inner),
+            Inner { peer: id, link: index, connection: name.connection, failed: Vec::new() },
+        );
         if let Some((rail, old)) = old {
             self.rails[rail].fabric.disconnect(old);
         }
@@ -145,7 +149,7 @@ impl<F: Fabric> Bond<F> {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         let link = &mut peer.links[index];
         let restored = &self.counters.rail(link.rail).links_restored;
-        RailCounts::add(restored, u64::from(link.epoch > 1));
+        RailCounts::add(restored, u64::from(link.connection > 1));
         link.state = State::Up;
         link.up_since = Some(now);
         let we_connected = link.address.is_some();
@@ -163,33 +167,33 @@ impl<F: Fabric> Bond<F> {
     }
 
     pub(super) fn slice_ended(&mut self, id: u64, completion: Completion, now: Instant) {
-        let Some(flying) = self.flying.remove(&id) else { return };
-        let Some(peer) = self.peers.get_mut(&flying.peer) else { return };
-        let is_current = peer.links[flying.link].inner == Some(flying.inner.1);
+        let Some(in_flight) = self.in_flight.remove(&id) else { return };
+        let Some(peer) = self.peers.get_mut(&in_flight.peer) else { return };
+        let is_current = peer.links[in_flight.link].inner == Some(in_flight.inner.1);
         if is_current {
-            let link = &mut peer.links[flying.link];
-            link.outstanding_bytes = link.outstanding_bytes.saturating_sub(flying.bytes);
+            let link = &mut peer.links[in_flight.link];
+            link.outstanding_bytes = link.outstanding_bytes.saturating_sub(in_flight.bytes);
         }
         match completion {
             Completion::Done => {
-                let elapsed = now.saturating_duration_since(flying.posted_at);
-                peer.links[flying.link].pace.measured(flying.ahead, elapsed);
-                let (rail, _) = flying.inner;
+                let elapsed = now.saturating_duration_since(in_flight.posted_at);
+                peer.links[in_flight.link].pace.measured(in_flight.ahead, elapsed);
+                let (rail, _) = in_flight.inner;
                 let counts = self.counters.rail(rail);
-                RailCounts::add(&counts.bytes, flying.bytes);
+                RailCounts::add(&counts.bytes, in_flight.bytes);
                 RailCounts::add(&counts.slices, 1);
-                self.paces.measured(rail, flying.ahead, elapsed, now, counts);
-                let done = peer.lanes[flying.lane].slice_done(flying.slice.request);
+                self.paces.measured(rail, in_flight.ahead, elapsed, now, counts);
+                let done = peer.lanes[in_flight.lane].slice_done(in_flight.slice.request);
                 let completed = |id| Event::Completed { id, completion: Completion::Done };
                 self.out.extend(done.map(completed));
             }
             Completion::PeerDown => {
-                if let Some(inner) = self.inners.get_mut(&flying.inner) {
-                    inner.failed.push((flying.lane, flying.slice));
+                if let Some(inner) = self.inners.get_mut(&in_flight.inner) {
+                    inner.failed.push((in_flight.lane, in_flight.slice));
                 }
             }
         }
-        self.mark_dirty(flying.peer);
+        self.mark_dirty(in_flight.peer);
     }
 
     /// An event has come; false when the peer sends more than it may.
@@ -219,7 +223,7 @@ impl<F: Fabric> Bond<F> {
             let links = &peer.links;
             let marker = |name: LinkName| {
                 let link = links.get(usize::from(name.link))?;
-                (link.epoch == name.epoch && link.inner.is_some()).then_some(link.markers[lane])
+                (link.connection == name.connection && link.inner.is_some()).then_some(link.markers[lane])
             };
             let Some(event) = peer.arrivals[lane].next(marker) else { return };
             peer.ack_due = true;
@@ -230,11 +234,12 @@ impl<F: Fabric> Bond<F> {
     /// False when the peer breaks the protocol.
     pub(super) fn framed(&mut self, id: PeerId, (rail, inner): (usize, PeerId), message: &[u8]) -> bool {
         let Some(frame) = Frame::decode(message) else { return false };
-        let Some((index, epoch)) = self.inners.get(&(rail, inner)).map(|inner| (inner.link, inner.epoch))
+        let Some((index, connection)) =
+            self.inners.get(&(rail, inner)).map(|inner| (inner.link, inner.connection))
         else {
             return true;
         };
-        let over = LinkName { link: index as u8, epoch };
+        let over = LinkName { link: index as u8, connection };
         if matches!(frame, Frame::LinkDown { .. } | Frame::Fenced { .. }) {
             let now = (self.clock)();
             self.deadlines_changed(now);
@@ -253,17 +258,17 @@ impl<F: Fabric> Bond<F> {
             Frame::Marker { lane, number } => {
                 let link = &mut peer.links[index];
                 // A marker that a replaced connection still brings counts for nothing.
-                if link.epoch == epoch {
+                if link.connection == connection {
                     let last = &mut link.markers[usize::from(lane)];
                     *last = number.max(*last);
                     RailCounts::add(&self.counters.rail(rail).markers_received, 1);
                     self.deliver_arrived(id, lane.into());
                 }
             }
-            Frame::Ack { received } => {
+            Frame::Ack { delivered } => {
                 let mut done = Vec::new();
-                for (lane, received) in peer.lanes.iter_mut().zip(received) {
-                    lane.acknowledged(received, &mut done);
+                for (lane, delivered) in peer.lanes.iter_mut().zip(delivered) {
+                    lane.acknowledged(delivered, &mut done);
                 }
                 let completed = |id| Event::Completed { id, completion: Completion::Done };
                 self.out.extend(done.into_iter().map(completed));
@@ -273,7 +278,8 @@ impl<F: Fabric> Bond<F> {
                     return false;
                 }
                 let is_it = |inner: &Inner| {
-                    (inner.peer, inner.link, inner.epoch) == (id, usize::from(name.link), name.epoch)
+                    (inner.peer, inner.link, inner.connection)
+                        == (id, usize::from(name.link), name.connection)
                 };
                 let open = self.inners.iter().find(|(_, inner)| is_it(inner)).map(|(&key, _)| key);
                 peer.owe_fence(name, open.is_some());
@@ -281,7 +287,7 @@ impl<F: Fabric> Bond<F> {
                     // Nothing is posted to it any more while it closes.
                     if peer.links[usize::from(name.link)].inner == Some(inner) {
                         peer.links[usize::from(name.link)].state = State::Down { retry_at: None };
-                        peer.leave(usize::from(name.link));
+                        peer.link_ended(usize::from(name.link));
                     }
                     self.rails[rail].fabric.disconnect(inner);
                 }

@@ -79,12 +79,12 @@ impl From<usize> for LinkSet {
 
 /// Content of an event for the peer's user.
 #[derive(Debug)]
-enum Told {
+enum EventContent {
     Message(Box<[u8]>),
     Immediate(u32),
 }
 
-impl Told {
+impl EventContent {
     fn bytes(&self) -> usize {
         match self {
             Self::Message(bytes) => bytes.len(),
@@ -97,7 +97,7 @@ impl Told {
 #[derive(Debug)]
 struct QueuedEvent {
     sequence: u64,
-    told: Told,
+    content: EventContent,
     /// The user's id; zero: nobody asks.
     id: u64,
 }
@@ -284,16 +284,16 @@ impl Lane {
     }
 
     pub(crate) fn add_message(&mut self, id: u64, message: Box<[u8]>) {
-        self.add_event(id, Told::Message(message));
+        self.add_event(id, EventContent::Message(message));
     }
 
     pub(crate) fn add_immediate(&mut self, value: u32) {
-        self.add_event(0, Told::Immediate(value));
+        self.add_event(0, EventContent::Immediate(value));
     }
 
-    fn add_event(&mut self, id: u64, told: Told) {
+    fn add_event(&mut self, id: u64, content: EventContent) {
         self.next_sequence += 1;
-        let event = QueuedEvent { sequence: self.next_sequence, told, id };
+        let event = QueuedEvent { sequence: self.next_sequence, content, id };
         self.current().1.event = Some(event);
         self.epochs.push_back(Epoch::default());
     }
@@ -382,9 +382,11 @@ impl Lane {
     pub(crate) fn event_frame(&self, lane: u8, behind: Vec<MarkerName>) -> Option<Box<[u8]>> {
         let event = self.epochs.get(self.next_index()?)?.event.as_ref()?;
         let sequence = event.sequence;
-        Some(match &event.told {
-            Told::Message(bytes) => Frame::Message { lane, sequence, behind, bytes }.encode(),
-            Told::Immediate(value) => Frame::Immediate { lane, sequence, behind, value: *value }.encode(),
+        Some(match &event.content {
+            EventContent::Message(bytes) => Frame::Message { lane, sequence, behind, bytes }.encode(),
+            EventContent::Immediate(value) => {
+                Frame::Immediate { lane, sequence, behind, value: *value }.encode()
+            }
         })
     }
 
@@ -394,14 +396,14 @@ impl Lane {
             self.resend -= 1;
         } else {
             let sent = self.epochs.get(self.sent).and_then(|epoch| epoch.event.as_ref());
-            self.sent_bytes += sent.map_or(0, |event| event.told.bytes());
+            self.sent_bytes += sent.map_or(0, |event| event.content.bytes());
             self.sent += 1;
         }
     }
 
     /// A link carries nothing more. Events that wait for its markers wait for completions instead, and when it carried events, or
     /// some that were sent wait for its markers, all that are not acknowledged go again.
-    pub(crate) fn leave(&mut self, link: usize, was_carrier: bool) {
+    pub(crate) fn link_ended(&mut self, link: usize, was_carrier: bool) {
         let mut must_resend = was_carrier;
         for (index, epoch) in self.epochs.iter_mut().enumerate() {
             if epoch.used.contains(link) {
@@ -422,15 +424,15 @@ impl Lane {
     }
 
     /// The peer has delivered everything up to this number; gives the ids of the users who asked.
-    pub(crate) fn acknowledged(&mut self, received: u64, done: &mut Vec<u64>) {
+    pub(crate) fn acknowledged(&mut self, delivered: u64, done: &mut Vec<u64>) {
         while self.sent > 0
             && let Some(epoch) = self
                 .epochs
-                .pop_front_if(|epoch| epoch.event.as_ref().is_some_and(|event| event.sequence <= received))
+                .pop_front_if(|epoch| epoch.event.as_ref().is_some_and(|event| event.sequence <= delivered))
         {
             self.first_epoch += 1;
             self.sent -= 1;
-            let bytes = epoch.event.as_ref().map_or(0, |event| event.told.bytes());
+            let bytes = epoch.event.as_ref().map_or(0, |event| event.content.bytes());
             self.sent_bytes -= bytes;
             done.extend(epoch.event.map(|event| event.id).filter(|&id| id != 0));
         }
@@ -499,9 +501,9 @@ mod tests {
         let mut lane = posted(&[0, 1]);
         lane.marked(1);
         lane.event_sent();
-        lane.leave(2, false);
+        lane.link_ended(2, false);
         assert!(!lane.has_event(), "a link that had nothing of it");
-        lane.leave(1, false);
+        lane.link_ended(1, false);
         assert_eq!(lane.next(0), Next::Nothing, "two writes have not completed");
         assert!(lane.slice_done(0).is_none() && lane.slice_done(1).is_none());
         assert_eq!(lane.next(0), Next::Event { behind: Vec::new() });
@@ -517,7 +519,7 @@ mod tests {
         lane.marked(1);
         lane.marked(2);
         lane.event_sent();
-        lane.leave(1, false);
+        lane.link_ended(1, false);
         lane.slice_posted(1, false, 2);
         assert!((0..3).all(|request| lane.slice_done(request).is_none()), "nobody asked");
         assert_eq!(lane.next(0), Next::Marker { link: 2, number: 3 });
@@ -530,7 +532,7 @@ mod tests {
         let message = || vec![0; 64 << 10].into_boxed_slice();
         let most = UNACKNOWLEDGED_BYTES_MAX / message().len();
         let (mut lane, mut arrivals) = (Lane::default(), Arrivals::default());
-        let name = LinkName { link: 0, epoch: 1 };
+        let name = LinkName { link: 0, connection: 1 };
         for sequence in 1..=most as u64 {
             lane.add_message(0, message());
             assert!(lane.has_event());
@@ -540,7 +542,7 @@ mod tests {
         }
         lane.add_message(0, message());
         assert!(!lane.has_event(), "{most} are not acknowledged");
-        lane.leave(0, true);
+        lane.link_ended(0, true);
         assert!(lane.has_event(), "those that go again are none more");
         (0..most).for_each(|_| lane.event_sent());
         lane.acknowledged(1, &mut Vec::new());
@@ -557,7 +559,8 @@ mod tests {
 
     #[test]
     fn events_are_delivered_in_turn_when_their_markers_have_come() {
-        let [one, two, again] = [(1, 1), (2, 1), (2, 2)].map(|(link, epoch)| LinkName { link, epoch });
+        let [one, two, again] =
+            [(1, 1), (2, 1), (2, 2)].map(|(link, connection)| LinkName { link, connection });
         let behind = vec![MarkerName { over: two, number: 7 }];
         let mut arrivals = Arrivals::default();
         assert!(arrivals.take(2, one, Vec::new(), 'b', 0), "not the next: it will come again");
@@ -579,7 +582,7 @@ mod tests {
 
     #[test]
     fn what_an_ended_connection_brought_delivers_nothing_any_more() {
-        let [one, two] = [1, 2].map(|link| LinkName { link, epoch: 1 });
+        let [one, two] = [1, 2].map(|link| LinkName { link, connection: 1 });
         let behind = MarkerName { over: two, number: 1 };
         for (ended, over, behind) in [(one, one, vec![behind]), (two, one, vec![behind])] {
             let mut arrivals = Arrivals::default();
@@ -593,7 +596,8 @@ mod tests {
 
     #[test]
     fn an_old_copy_that_comes_late_holds_no_event_up() {
-        let [old, new, slow] = [(0, 1), (1, 1), (2, 1)].map(|(link, epoch)| LinkName { link, epoch });
+        let [old, new, slow] =
+            [(0, 1), (1, 1), (2, 1)].map(|(link, connection)| LinkName { link, connection });
         let slow_marker = MarkerName { over: slow, number: 1 };
         for late_first in [false, true] {
             let mut arrivals = Arrivals::default();
@@ -613,7 +617,7 @@ mod tests {
     #[test]
     fn copies_of_one_event_are_bounded() {
         let mut arrivals = Arrivals::default();
-        let name = |epoch| LinkName { link: 0, epoch };
+        let name = |connection| LinkName { link: 0, connection };
         for epoch in 0..2 * PROOFS_MAX as u32 {
             let over = name(epoch.min(PROOFS_MAX as u32 - 1));
             assert!(
@@ -632,7 +636,7 @@ mod tests {
 
     #[test]
     fn a_peer_may_not_send_more_events_than_it_may_have_unacknowledged() {
-        let name = LinkName { link: 0, epoch: 1 };
+        let name = LinkName { link: 0, connection: 1 };
         let mut arrivals = Arrivals::default();
         for sequence in 1..=UNACKNOWLEDGED_MAX as u64 {
             let never = MarkerName { over: name, number: 1 };

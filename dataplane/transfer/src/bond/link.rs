@@ -23,8 +23,8 @@ pub(crate) struct Link {
     pub(crate) address: Option<String>,
     pub(crate) inner: Option<PeerId>,
     pub(crate) state: State,
-    /// Counts the connections made; 0 before the first.
-    pub(crate) epoch: u32,
+    /// Number of its present or last connection; 0 before the first.
+    pub(crate) connection: u32,
     /// Failed attempts and connections since a connection lasted `BondConfig::retry_max`.
     pub(crate) failures: u32,
     /// Since when the present connection is up.
@@ -43,7 +43,7 @@ impl Link {
             address,
             inner: None,
             state: State::Down { retry_at: None },
-            epoch: 0,
+            connection: 0,
             failures: 0,
             up_since: None,
             outstanding_bytes: 0,
@@ -53,9 +53,9 @@ impl Link {
     }
 
     /// A connection is made anew.
-    pub(crate) fn begin(&mut self, inner: PeerId, epoch: u32) {
+    pub(crate) fn begin(&mut self, inner: PeerId, connection: u32) {
         self.inner = Some(inner);
-        self.epoch = epoch;
+        self.connection = connection;
         self.up_since = None;
         self.outstanding_bytes = 0;
         self.markers = [0; Priority::ALL.len()];

@@ -46,9 +46,9 @@ impl<F: Fabric> Bond<F> {
         };
         let Some(address) = &link.address else { return Ok(()) };
         let inner = self.rails[link.rail].fabric.connect(address)?;
-        link.begin(inner, link.epoch + 1);
+        link.begin(inner, link.connection + 1);
         link.state = State::Connecting;
-        let owner = Inner { peer: id, link: index, epoch: link.epoch, failed: Vec::new() };
+        let owner = Inner { peer: id, link: index, connection: link.connection, failed: Vec::new() };
         self.inners.insert((link.rail, inner), owner);
         Ok(())
     }
@@ -67,12 +67,12 @@ impl<F: Fabric> Bond<F> {
 
     /// A connection is over, and nothing can arrive over it here any more.
     pub(super) fn link_down(&mut self, rail: usize, inner: Inner, reason: &str, now: Instant) {
-        let Inner { peer: id, link: index, epoch, failed } = inner;
+        let Inner { peer: id, link: index, connection, failed } = inner;
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let name = LinkName { link: index as u8, epoch };
+        let name = LinkName { link: index as u8, connection };
         peer.arrivals.iter_mut().for_each(|arrivals| arrivals.link_down(name));
         peer.settle_fence_for_peer(name);
-        let is_current = peer.links[index].epoch == epoch;
+        let is_current = peer.links[index].connection == connection;
         // The peer has heard nothing of a connection that was never made.
         let was_made = !(is_current && peer.links[index].state == State::Connecting);
         if is_current {
@@ -102,7 +102,7 @@ impl<F: Fabric> Bond<F> {
             let counts = self.counters.rail(rail);
             RailCounts::add(&counts.links_failed, 1);
             if is_current {
-                peer.leave(index);
+                peer.link_ended(index);
             }
             peer.repeat(now);
             RailCounts::add(&counts.slices_retried, peer.fence(name, failed, now));
@@ -131,7 +131,7 @@ impl<F: Fabric> Bond<F> {
     pub(super) fn finish(&mut self, id: PeerId) {
         let Some(mut peer) = self.peers.remove(&id) else { return };
         self.sessions.remove(&peer.session);
-        self.flying.retain(|_, flying| flying.peer != id);
+        self.in_flight.retain(|_, in_flight| in_flight.peer != id);
         for lane in &mut peer.lanes {
             let completed = |id| Event::Completed { id, completion: Completion::PeerDown };
             self.out.extend(lane.abandon().into_iter().map(completed));

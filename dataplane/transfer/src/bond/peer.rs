@@ -9,7 +9,7 @@ use super::counters::{BondCounters, RailCounts};
 use super::lane::{Arrivals, Lane, LaneMarker, Next, Slice};
 use super::link::{Link, State};
 use super::wire::{Frame, LinkName, MarkerName};
-use super::{Air, BondConfig, FENCE_WITHIN, Flying, GREET_WITHIN, Rail, SAY_AGAIN_AFTER};
+use super::{BondConfig, FENCE_WITHIN, GREET_WITHIN, InFlightSlice, PostedSlices, Rail, SAY_AGAIN_AFTER};
 use crate::pieces::{bytes_of, split_front};
 
 /// Connections that one slice may end. Its place at the peer may be one that the peer's side refuses.
@@ -103,13 +103,13 @@ impl Peer {
     }
 
     /// A link carries nothing more: the events that it carried, or whose writes it carried, go again over another.
-    pub(crate) fn leave(&mut self, index: usize) {
+    pub(crate) fn link_ended(&mut self, index: usize) {
         for (carrier, lane) in self.carriers.iter_mut().zip(&mut self.lanes) {
             let was_carrier = *carrier == Some(index);
             if was_carrier {
                 *carrier = None;
             }
-            lane.leave(index, was_carrier);
+            lane.link_ended(index, was_carrier);
         }
     }
 
@@ -293,7 +293,7 @@ impl Peer {
         rails: &mut [Rail<F>],
         config: &BondConfig,
         now: Instant,
-        air: &mut Air<'_>,
+        posted: &mut PostedSlices<'_>,
     ) -> bool {
         let mut full = 0_u32;
         while let Some(mut slice) = self.lanes[lane].waiting.pop_front() {
@@ -312,7 +312,8 @@ impl Peer {
             };
             let link = &mut self.links[index];
             let operation = slice.operation.clone();
-            let post = WorkRequest { id: *air.next, peer: inner, priority: Priority::ALL[lane], operation };
+            let post =
+                WorkRequest { id: *posted.next, peer: inner, priority: Priority::ALL[lane], operation };
             if let Err(Full(_)) = rails[link.rail].fabric.post(post) {
                 self.lanes[lane].waiting.push_front(slice);
                 full |= 1 << index;
@@ -321,9 +322,10 @@ impl Peer {
             self.lanes[lane].slice_posted(slice.request, slice.is_last, index);
             link.outstanding_bytes += bytes;
             let (inner, ahead) = ((link.rail, inner), link.outstanding_bytes);
-            let flying = Flying { peer: id, lane, inner, link: index, slice, bytes, ahead, posted_at: now };
-            air.flying.insert(*air.next, flying);
-            *air.next = (*air.next + 1) | super::SLICE_BIT;
+            let in_flight =
+                InFlightSlice { peer: id, lane, inner, link: index, slice, bytes, ahead, posted_at: now };
+            posted.in_flight.insert(*posted.next, in_flight);
+            *posted.next = (*posted.next + 1) | super::SLICE_BIT;
         }
         false
     }
@@ -366,7 +368,7 @@ impl Peer {
 
     fn names(&self, markers: &[LaneMarker]) -> Vec<MarkerName> {
         let name = |&LaneMarker { link, number }: &LaneMarker| MarkerName {
-            over: LinkName { link: link as u8, epoch: self.links[link].epoch },
+            over: LinkName { link: link as u8, connection: self.links[link].connection },
             number,
         };
         markers.iter().map(name).collect()
@@ -412,7 +414,7 @@ impl Peer {
             self.control.pop_front();
         }
         if self.ack_due {
-            let frame = Frame::Ack { received: delivered }.encode();
+            let frame = Frame::Ack { delivered }.encode();
             if !links.iter().any(|&link| post(&frame, link)) {
                 return true;
             }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use dataplane_fabric::{Fabric, PeerId};
 
-use super::{Air, Bond};
+use super::{Bond, PostedSlices};
 
 impl<F: Fabric> Bond<F> {
     pub(super) fn pump(&mut self, now: Instant) {
@@ -37,8 +37,8 @@ impl<F: Fabric> Bond<F> {
                 is_left |= !peer.lanes[lane].waiting.is_empty();
                 break;
             }
-            let mut air = Air { flying: &mut self.flying, next: &mut self.next_slice };
-            is_left |= peer.pump_slices(id, lane, &mut self.rails, &self.config, now, &mut air);
+            let mut posted = PostedSlices { in_flight: &mut self.in_flight, next: &mut self.next_slice };
+            is_left |= peer.pump_slices(id, lane, &mut self.rails, &self.config, now, &mut posted);
         }
         for lane in 0..peer.lanes.len() {
             is_left |= peer.pump_events(lane, &mut self.rails, &self.counters);

@@ -197,7 +197,7 @@ fn rails_fail_and_nothing_is_lost_doubled_or_early() {
         );
         (0..2000).for_each(|_| world.step());
         assert!(world.events.iter().all(Vec::is_empty), "nothing comes twice: {:?}", world.events);
-        assert!(world.bonds[0].flying.is_empty() && world.bonds[1].flying.is_empty());
+        assert!(world.bonds[0].in_flight.is_empty() && world.bonds[1].in_flight.is_empty());
         assert!(world.bonds[0].peers.values().all(|peer| peer.lanes.iter().all(lane::Lane::is_idle)));
         assert_eq!(world.pools[0].used_count() + world.pools[1].used_count(), 0, "slots leaked");
     }
@@ -360,7 +360,7 @@ fn a_flood_of_control_frames_puts_off_no_deadline() {
     let mut stranger = world.networks[0].add_node(Arc::clone(pool("stranger").slab()));
     stranger.connect("1").expect("connect");
     world.until("a stranger", |world| world.bonds[1].strangers.len() == 1);
-    let name = LinkName { link: 0, epoch: u32::MAX };
+    let name = LinkName { link: 0, connection: u32::MAX };
     for _ in 0..GREET_WITHIN.as_micros() / 100 + 100 {
         let link = &world.bonds[0].peers[&to_b].links[0];
         let (rail, inner) = (link.rail, link.inner.expect("up"));
@@ -449,9 +449,9 @@ fn slices_go_where_they_are_done_first() {
         world.bonds[0].post(post).expect("room");
         let mut seen = std::collections::HashSet::new();
         world.until("the round", |world| {
-            for (&id, flying) in &world.bonds[0].flying {
+            for (&id, in_flight) in &world.bonds[0].in_flight {
                 if seen.insert(id) {
-                    posted[flying.link] += flying.bytes;
+                    posted[in_flight.link] += in_flight.bytes;
                 }
             }
             world.events[1].contains(&Event::Immediate { peer: to_a, value: round })

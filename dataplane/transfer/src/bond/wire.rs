@@ -15,11 +15,11 @@ const LINK_DOWN: u8 = 4;
 const FENCED: u8 = 5;
 const MARKER: u8 = 6;
 
-/// One link of a bond, as it was made the `epoch`-th time.
+/// A connection of a link of a bond: its number, which counts from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkName {
     pub(crate) link: u8,
-    pub(crate) epoch: u32,
+    pub(crate) connection: u32,
 }
 
 /// A marker: the `number`-th of its lane, over one link.
@@ -44,7 +44,7 @@ pub(crate) enum Frame<'a> {
     /// The writes of a lane that this link has carried so far are before this marker. Numbers rise.
     Marker { lane: u8, number: u64 },
     /// Messages and immediates up to these numbers, by lane, were delivered.
-    Ack { received: [u64; 2] },
+    Ack { delivered: [u64; 2] },
     /// This link has failed here. Tell me when nothing that I sent over it can arrive any more.
     LinkDown { name: LinkName },
     /// Nothing can arrive over that link. Events up to these numbers, by lane, were delivered; none after them will be on
@@ -85,9 +85,9 @@ impl<'a> Frame<'a> {
                 out.extend([MARKER, *lane]);
                 out.extend(number.to_le_bytes());
             }
-            Self::Ack { received } => {
+            Self::Ack { delivered } => {
                 out.push(ACK);
-                received.iter().for_each(|sequence| out.extend(sequence.to_le_bytes()));
+                delivered.iter().for_each(|sequence| out.extend(sequence.to_le_bytes()));
             }
             Self::LinkDown { name } => {
                 out.push(LINK_DOWN);
@@ -139,8 +139,8 @@ impl<'a> Frame<'a> {
                 }
             }
             ACK => {
-                let (received, rest) = lanes_of(rest)?;
-                (Self::Ack { received }, rest)
+                let (delivered, rest) = lanes_of(rest)?;
+                (Self::Ack { delivered }, rest)
             }
             LINK_DOWN => {
                 let (name, rest) = name_of(rest)?;
@@ -159,13 +159,13 @@ impl<'a> Frame<'a> {
 
 fn put_name(out: &mut Vec<u8>, name: &LinkName) {
     out.push(name.link);
-    out.extend(name.epoch.to_le_bytes());
+    out.extend(name.connection.to_le_bytes());
 }
 
 fn name_of(bytes: &[u8]) -> Option<(LinkName, &[u8])> {
     let (&link, rest) = bytes.split_first()?;
-    let (epoch, rest) = rest.split_first_chunk()?;
-    Some((LinkName { link, epoch: u32::from_le_bytes(*epoch) }, rest))
+    let (connection, rest) = rest.split_first_chunk()?;
+    Some((LinkName { link, connection: u32::from_le_bytes(*connection) }, rest))
 }
 
 fn put_markers(out: &mut Vec<u8>, markers: &[MarkerName]) {
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn frames_come_back_as_they_went_and_nonsense_does_not() {
-        let name = LinkName { link: 2, epoch: 77 };
+        let name = LinkName { link: 2, connection: 77 };
         let marker = MarkerName { over: name, number: 1 << 60 };
         let frames = [
             Frame::Hello { session: u64::MAX, links: 3, name },
@@ -217,7 +217,7 @@ mod tests {
             Frame::Message { lane: 0, sequence: 0, behind: Vec::new(), bytes: b"" },
             Frame::Immediate { lane: 0, sequence: 1 << 40, behind: vec![marker], value: 0xABCD },
             Frame::Marker { lane: 1, number: 5 },
-            Frame::Ack { received: [3, u64::MAX] },
+            Frame::Ack { delivered: [3, u64::MAX] },
             Frame::LinkDown { name },
             Frame::Fenced { name, delivered: [7, 1 << 33] },
         ];
