@@ -221,12 +221,14 @@ mod tests {
         let network = SimNetwork::new(1, Faults::default());
         let fabric = network.add_node(Arc::clone(pool("bell").slab()));
         let left = Arc::new(AtomicU64::new(0));
-        // When the bell was rung last, in microseconds from here.
-        let (origin, rung_at) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+        // How often the bell was rung, and when last, in microseconds from here.
+        let (rung, rung_at, origin) =
+            (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)), Instant::now());
         let micros = move || origin.elapsed().as_micros() as u64;
         let mut waiter = waiter(WaitPolicy::Sleep(Duration::from_micros(20)));
         let bell = Arc::clone(&waiter.bell);
-        let (leaves, rings, rounds) = (Arc::clone(&left), Arc::clone(&rung_at), 2000_u64);
+        let (leaves, rings, rings_at) = (Arc::clone(&left), Arc::clone(&rung), Arc::clone(&rung_at));
+        let rounds = 2000;
         let ringer = std::thread::spawn(move || {
             for round in 0..rounds {
                 while leaves.load(Ordering::Acquire) > 0 {
@@ -237,7 +239,8 @@ mod tests {
                 while Instant::now() < pause {}
                 leaves.store(1, Ordering::Release);
                 bell.ring();
-                rings.store(micros(), Ordering::Release);
+                rings_at.store(micros(), Ordering::Relaxed);
+                rings.store(round + 1, Ordering::Release);
             }
         });
         let mut taken = 0;
@@ -250,11 +253,11 @@ mod tests {
                 if left.load(Ordering::Acquire) == 0 {
                     let begun = micros();
                     waiter.sleep(&fabric, None);
-                    let (ended, rung) = (micros(), rung_at.load(Ordering::Acquire));
-                    let is_left = left.load(Ordering::Acquire) > 0;
-                    // A whole sleep passed after the bell had been rung for what is still there.
-                    let slept_on = is_left && rung > begun && ended - rung > SLEEP_MAX.as_micros() as u64 / 2;
-                    assert!(!slept_on, "ring {taken} was lost");
+                    let (ended, was_rung) = (micros(), rung.load(Ordering::Acquire) > taken);
+                    // Half a sleep and more passed after the bell had been rung for what is still there.
+                    let since = begun.max(rung_at.load(Ordering::Relaxed));
+                    let is_long = ended.saturating_sub(since) > SLEEP_MAX.as_micros() as u64 / 2;
+                    assert!(!(was_rung && is_long), "ring {taken} was lost");
                 }
                 waiter.retract();
             }
