@@ -19,7 +19,8 @@ pub(crate) fn status(second: u64) -> Status {
             "audit": { "requests": 10, "exact": 9, "predicted_tokens": 640, "reported_tokens": 640 },
             "transfers": { "bytes_sent": (second - 1) << 20, "blocks_received": 77, "completed": 5, "incomplete": 1,
                 "rails": [{ "name": "rdma mlx5_0", "bytes": 3 << 20, "nanoseconds_per_kib": 41 },
-                          { "name": "rdma mlx5_1", "bytes": 1 << 20, "nanoseconds_per_kib": 977, "is_slow": true }],
+                          { "name": "rdma mlx5_1", "bytes": 1 << 20, "nanoseconds_per_kib": 977, "is_slow": true,
+                            "failures": 1, "retries": 12 }],
                 "stages": [{ "stage": "verify", "le": [0.001, 0.002], "counts": [8, 2, 0], "sum": 0.006 }] },
         })
     };

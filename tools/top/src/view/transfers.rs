@@ -130,7 +130,7 @@ fn worker_row(worker: &Worker, transfers: &Transfers, rate: Option<f64>) -> Tabl
     let cells = [
         number(units::bytes(Some(transfers.bytes_sent))),
         number(rate.map_or_else(|| units::UNKNOWN.to_owned(), |rate| units::bytes(Some(rate as u64)))),
-        Cell::default(),
+        empty(),
         count(transfers.blocks_received),
         count(transfers.completed),
         bad(transfers.incomplete, WARN),
@@ -138,7 +138,7 @@ fn worker_row(worker: &Worker, transfers: &Transfers, rate: Option<f64>) -> Tabl
         bad(transfers.leases_expired, WARN),
         bad(transfers.checksum_failures, BAD),
         bad(transfers.peers_lost, WARN),
-        Cell::default(),
+        empty(),
     ];
     (worker.name.clone(), cells, if worker.ready { Style::new() } else { DIM })
 }
@@ -146,7 +146,7 @@ fn worker_row(worker: &Worker, transfers: &Transfers, rate: Option<f64>) -> Tabl
 /// A transport has no transfers of its own: those columns stay empty. The last two are its failed connections and the slices that
 /// were posted again because of them.
 fn rail_row(rail: &TransferRail) -> TableLine {
-    let mut cells: [Cell<'static>; COLUMNS.len()] = Default::default();
+    let mut cells: [Cell<'static>; COLUMNS.len()] = std::array::from_fn(|_| empty());
     cells[0] = number(units::bytes(Some(rail.bytes)));
     if rail.nanoseconds_per_kib > 0 {
         cells[2] = number(units::count(Some(rail.nanoseconds_per_kib)));
@@ -155,6 +155,11 @@ fn rail_row(rail: &TransferRail) -> TableLine {
     cells[COLUMNS.len() - 1] = number(units::count(Some(rail.retries)));
     let marked = if rail.is_slow { " slow" } else { "" };
     (format!("  {}{marked}", rail.name), cells, if rail.is_slow { WARN } else { DIM })
+}
+
+/// A cell of one column; the default one spans none.
+fn empty() -> Cell<'static> {
+    Cell::from("")
 }
 
 fn number(text: String) -> Cell<'static> {

@@ -93,6 +93,23 @@ fn every_view_shows_its_own() {
     }
 }
 
+/// Cells that are empty take their column: what is behind them stands below its heading.
+#[test]
+fn numbers_of_hand_offs_stand_below_their_headings() {
+    let text = shown(&known(), &mut on(View::Transfers), 140, 24);
+    let lines: Vec<&str> = text.lines().collect();
+    let heading = lines.iter().position(|line| line.contains("worker, transport")).expect("a heading");
+    let below = |title: &str, row: usize| {
+        let ends = lines[heading].chars().collect::<String>();
+        let at = ends.find(title).map(|at| ends[..at + title.len()].chars().count()).expect("a column");
+        let cells: String = lines[heading + row].chars().take(at).collect();
+        cells.rsplit(' ').next().map(str::to_owned).unwrap_or_default()
+    };
+    assert_eq!([below("blocks in", 1), below("whole", 1), below("part", 1)], ["77", "5", "1"], "{text}");
+    assert_eq!([below("ns/KiB", 3), below("lost", 3), below("retry", 3)], ["977", "1", "12"], "{text}");
+    assert_eq!(below("whole", 3), "", "a transport has none: {text}");
+}
+
 #[test]
 fn latencies_since_start_are_more_than_those_of_the_last_minute() {
     let state = known();
