@@ -12,7 +12,7 @@ pub struct Cores(Option<CpuSet>);
 /// Why a list of processors is of no use.
 #[derive(Debug, thiserror::Error)]
 pub enum CoresError {
-    /// It is not like `0-3,8`.
+    /// A part of the list is not like `0-3` or `8`.
     #[error("{0:?} is not a range of cores like 0-3")]
     Range(String),
     /// The machine, or the process's cpuset, has none of them.
@@ -83,7 +83,7 @@ mod tests {
             let put = |core: usize| core.to_string().parse::<Cores>().expect("a list").bind_thread();
             Cores::default().bind_thread().expect("no choice");
             put(first).expect("allowed");
-            // Its own mask has the first core only: what counts is the cpuset.
+            // The thread's mask has the first core only: the process's cpuset is what counts.
             put(last).expect("allowed");
             rustix::thread::sched_getcpu()
         });

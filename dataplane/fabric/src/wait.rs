@@ -61,7 +61,7 @@ impl ThreadPolicy {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
             let bound = cores.bind_thread();
             let is_bound = bound.is_ok();
-            // Whoever starts it waits for this.
+            // The starting thread waits for this.
             let _waits = tell.send(bound);
             if is_bound {
                 run(waiter);

@@ -249,7 +249,7 @@ impl RailsBuilder<'_> {
     }
 }
 
-/// What a rail is called: its device, and the port where several of the device are used.
+/// Name of a rail: the device, and the port where several of the device are used.
 fn rail_name(device: &str, port: Option<u8>, devices: &[(String, Option<u8>)]) -> String {
     let is_one_of_several = devices.iter().filter(|(other, _)| other == device).count() > 1;
     match port.filter(|_| is_one_of_several) {
@@ -261,11 +261,11 @@ fn rail_name(device: &str, port: Option<u8>, devices: &[(String, Option<u8>)]) -
 /// The RDMA ports that a process of this machine uses where none are named.
 #[derive(Debug)]
 pub struct NearestPorts {
-    /// The memory that they are near to.
+    /// The memory that the ports are near to.
     pub memory: Memory,
     /// Devices and their ports; empty when none is near, and then every device is tried.
     pub ports: Vec<(String, Option<u8>)>,
-    /// Those that are not used, with the reason.
+    /// Ports that are not used, with the reason.
     pub excluded: Vec<Exclusion>,
 }
 

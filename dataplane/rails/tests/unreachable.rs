@@ -44,7 +44,7 @@ impl Node {
             socket: std::env::temp_dir().join(format!("kvasir-unreachable-{}.sock", std::process::id())),
             shm: ShmConfig::default(),
             listen: loopback,
-            // None of the connections is given up while this test measures.
+            // A connection is not given up while this test measures.
             tcp: TcpConfig { handshake_timeout: Duration::from_secs(60), ..TcpConfig::default() },
             devices: Vec::new(),
             near: None,
@@ -129,7 +129,7 @@ fn peers_that_cannot_be_reached_delay_nobody_else() {
     slowest_of_most(&receiver, &sender, 1);
     let before = slowest_of_most(&receiver, &sender, 1000);
     for (number, mute) in mutes.iter().enumerate() {
-        // None of them ends by its deadline while others are measured, however slow the machine is.
+        // The deadlines pass long after the measurement, however slow the machine is.
         receiver.expect(10_000 + number as u64, &mute.address(), 20 * PATIENCE);
     }
     let beside = slowest_of_most(&receiver, &sender, 2000);

@@ -9,8 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::testing::sleep;
-use dataplane_fabric::testing::{SLOT_BYTES, pool};
+use dataplane_fabric::testing::{SLOT_BYTES, pool, sleep};
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, Operation, PeerId, Priority, Rows, SlotRange, Source, Target,
     WorkRequest,

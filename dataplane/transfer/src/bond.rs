@@ -18,6 +18,7 @@
 //! Driven by one thread; time comes from the clock that is given. The pass-through allocates nothing; slices and
 //! events of a bonded peer do.
 
+mod arrivals;
 mod counters;
 mod events;
 mod lane;

@@ -168,7 +168,7 @@ fn rdma(settings: &Settings) -> Finding {
     Finding { what: "RDMA", found, consequence }
 }
 
-/// Which ports a worker started here would use, and why not the others.
+/// The ports that a worker started here would use, and why not the others.
 fn chosen(settings: &Settings, names: &[String]) -> String {
     if !settings.rdma.devices.is_empty() {
         return format!("used: {} (rdma.devices)", settings.rdma.devices.join(", "));

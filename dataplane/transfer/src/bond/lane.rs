@@ -4,9 +4,10 @@
 //! before it has landed; writes behind it do not wait. For that the lane keeps writes by *epoch*, the stretch between two
 //! events. Once all slices of an epoch are posted, a *marker* goes over every link that took some of them, and the event over its
 //! own link: each rail delivers what it carries in order, so that the receiver, which keeps the number of each rail's last marker,
-//! knows that the slices before them are in memory. While no link fails, no event waits for completions: over RDMA one says that the peer's NIC has the
-//! bytes, not that whoever is told by another NIC sees them. When a link with slices of an epoch fails, its event waits until all
-//! of them have completed, and then goes behind markers of the links that took the slices again.
+//! knows that the slices before them are in memory ([`super::arrivals`]). While no link fails, no event waits for completions:
+//! over RDMA a completion says that the peer's NIC has the bytes, not that a reader whom another NIC has told of them sees them.
+//! When a link with slices of an epoch fails, its event waits until all of them have completed, and then goes behind markers of
+//! the links that took the slices again.
 //!
 //! An event stays here until the peer has acknowledged it, so that it can be sent again over another link; the peer takes only the
 //! number that is next, so nothing is delivered twice or out of turn.
@@ -15,17 +16,14 @@ use std::collections::{HashMap, VecDeque};
 
 use dataplane_fabric::Operation;
 
-use super::wire::{Frame, LinkName, MarkerName};
+use super::wire::{Frame, MarkerName};
 
 /// Requests that wait or are under way in one lane to one peer before `post` says full.
 pub(crate) const REQUESTS_MAX: usize = 1024;
 /// Events that are sent and not acknowledged.
-const UNACKNOWLEDGED_MAX: usize = 256;
+pub(crate) const UNACKNOWLEDGED_MAX: usize = 256;
 /// Bytes of messages that are sent and not acknowledged, but for the last of them.
-const UNACKNOWLEDGED_BYTES_MAX: usize = 1 << 20;
-/// Different copies of one event, by the live connections that they depend on. A peer that sends more loses the connection, and
-/// sends the event again.
-const PROOFS_MAX: usize = 16;
+pub(crate) const UNACKNOWLEDGED_BYTES_MAX: usize = 1 << 20;
 
 /// A write or read of the user.
 #[derive(Debug)]
@@ -134,93 +132,6 @@ pub(crate) enum Next {
     Event { behind: Vec<LaneMarker> },
     /// Nothing for now.
     Nothing,
-}
-
-/// A copy of an event as it came: why the writes before the event have landed.
-#[derive(Debug, PartialEq, Eq)]
-struct Proof {
-    /// The connection that carried the copy, and with it, before it, some of the writes.
-    over: LinkName,
-    /// Connections that carried others: these markers have to come.
-    behind: Vec<MarkerName>,
-}
-
-/// An event that has come and waits for its turn or its markers.
-#[derive(Debug)]
-struct Arrived<T> {
-    event: T,
-    bytes: usize,
-    /// Of the copies that came: an event is sent again when a link fails, and an old copy may come after a new one. Copies
-    /// that depend on an ended connection are gone, since the peer may post its writes again.
-    proofs: Vec<Proof>,
-}
-
-/// Events that have come, in turn. At most [`UNACKNOWLEDGED_MAX`] wait, and of messages [`UNACKNOWLEDGED_BYTES_MAX`] and one more.
-#[derive(Debug)]
-pub(crate) struct Arrivals<T> {
-    /// Number of the last event that was delivered here.
-    pub(crate) delivered: u64,
-    /// Events with the next numbers.
-    waiting: VecDeque<Arrived<T>>,
-    /// Bytes of the messages that wait.
-    waiting_bytes: usize,
-}
-
-impl<T> Default for Arrivals<T> {
-    fn default() -> Self {
-        Self { delivered: 0, waiting: VecDeque::new(), waiting_bytes: 0 }
-    }
-}
-
-impl<T> Arrivals<T> {
-    /// Takes a copy of an event, when the event is the next or waits already. False when the peer sends more than may wait.
-    pub(crate) fn take(
-        &mut self,
-        sequence: u64,
-        over: LinkName,
-        behind: Vec<MarkerName>,
-        event: T,
-        bytes: usize,
-    ) -> bool {
-        let Some(at) = sequence.checked_sub(self.delivered + 1) else { return true };
-        let (waiting, proof) = (self.waiting.len(), Proof { over, behind });
-        match self.waiting.get_mut(at as usize) {
-            Some(known) if known.proofs.contains(&proof) => {}
-            Some(known) if known.proofs.len() >= PROOFS_MAX => return false,
-            Some(known) => known.proofs.push(proof),
-            None if at as usize != waiting => {}
-            None if waiting >= UNACKNOWLEDGED_MAX || self.waiting_bytes >= UNACKNOWLEDGED_BYTES_MAX => {
-                return false;
-            }
-            None => {
-                self.waiting_bytes += bytes;
-                self.waiting.push_back(Arrived { event, bytes, proofs: vec![proof] });
-            }
-        }
-        true
-    }
-
-    /// A connection is over: no event is delivered on account of what the connection brought, unless it was before.
-    pub(crate) fn link_down(&mut self, name: LinkName) {
-        for arrived in &mut self.waiting {
-            let depends =
-                |proof: &Proof| proof.over == name || proof.behind.iter().any(|marker| marker.over == name);
-            arrived.proofs.retain(|proof| !depends(proof));
-        }
-    }
-
-    /// The next event, once the markers of one of its copies have come; `marker` gives the number of the last one of a
-    /// connection.
-    pub(crate) fn next(&mut self, marker: impl Fn(LinkName) -> Option<u64>) -> Option<T> {
-        let sequence = self.delivered + 1;
-        let has_come = |needed: &MarkerName| marker(needed.over).is_some_and(|last| last >= needed.number);
-        let may_go =
-            |arrived: &mut Arrived<T>| arrived.proofs.iter().any(|proof| proof.behind.iter().all(has_come));
-        let next = self.waiting.pop_front_if(may_go)?;
-        self.delivered = sequence;
-        self.waiting_bytes -= next.bytes;
-        Some(next.event)
-    }
 }
 
 #[derive(Debug, Default)]
@@ -531,14 +442,11 @@ mod tests {
     fn messages_that_are_not_acknowledged_are_bounded_by_their_bytes() {
         let message = || vec![0; 64 << 10].into_boxed_slice();
         let most = UNACKNOWLEDGED_BYTES_MAX / message().len();
-        let (mut lane, mut arrivals) = (Lane::default(), Arrivals::default());
-        let name = LinkName { link: 0, connection: 1 };
-        for sequence in 1..=most as u64 {
+        let mut lane = Lane::default();
+        for _ in 0..most {
             lane.add_message(0, message());
             assert!(lane.has_event());
             lane.event_sent();
-            let never = MarkerName { over: name, number: 1 };
-            assert!(arrivals.take(sequence, name, vec![never], (), message().len()));
         }
         lane.add_message(0, message());
         assert!(!lane.has_event(), "{most} are not acknowledged");
@@ -547,7 +455,6 @@ mod tests {
         (0..most).for_each(|_| lane.event_sent());
         lane.acknowledged(1, &mut Vec::new());
         assert!(lane.has_event());
-        assert!(!arrivals.take(most as u64 + 1, name, Vec::new(), (), 1), "it may not have sent that");
     }
 
     #[test]
@@ -555,93 +462,5 @@ mod tests {
         let mut lane = posted(&[0, 1]);
         lane.add_request(0, write());
         assert!(lane.was_delivered(1, 1) && !lane.was_delivered(1, 0) && !lane.was_delivered(2, 1));
-    }
-
-    #[test]
-    fn events_are_delivered_in_turn_when_their_markers_have_come() {
-        let [one, two, again] =
-            [(1, 1), (2, 1), (2, 2)].map(|(link, connection)| LinkName { link, connection });
-        let behind = vec![MarkerName { over: two, number: 7 }];
-        let mut arrivals = Arrivals::default();
-        assert!(arrivals.take(2, one, Vec::new(), 'b', 0), "not the next: it will come again");
-        assert!(arrivals.take(1, one, behind, 'a', 0) && arrivals.take(2, one, Vec::new(), 'b', 0));
-        let none = |_| None;
-        assert_eq!(arrivals.next(none), None);
-        assert_eq!(arrivals.next(|name| (name == again).then_some(9)), None, "of another connection");
-        assert_eq!(arrivals.next(|name| (name == two).then_some(6)), None, "an earlier one");
-        let marker = |name| (name == two).then_some(7);
-        assert_eq!(
-            [arrivals.next(marker), arrivals.next(marker), arrivals.next(marker)],
-            [Some('a'), Some('b'), None]
-        );
-        assert!(
-            arrivals.take(1, one, Vec::new(), 'a', 0) && arrivals.next(none).is_none(),
-            "it was delivered"
-        );
-    }
-
-    #[test]
-    fn what_an_ended_connection_brought_delivers_nothing_any_more() {
-        let [one, two] = [1, 2].map(|link| LinkName { link, connection: 1 });
-        let behind = MarkerName { over: two, number: 1 };
-        for (ended, over, behind) in [(one, one, vec![behind]), (two, one, vec![behind])] {
-            let mut arrivals = Arrivals::default();
-            assert!(arrivals.take(1, over, behind, 'a', 0));
-            arrivals.link_down(ended);
-            assert_eq!(arrivals.next(|_| Some(1)), None, "its writes may be posted again");
-            assert!(arrivals.take(1, two, Vec::new(), 'a', 0));
-            assert_eq!(arrivals.next(|_| None), Some('a'), "it was sent again");
-        }
-    }
-
-    #[test]
-    fn an_old_copy_that_comes_late_holds_no_event_up() {
-        let [old, new, slow] =
-            [(0, 1), (1, 1), (2, 1)].map(|(link, connection)| LinkName { link, connection });
-        let slow_marker = MarkerName { over: slow, number: 1 };
-        for late_first in [false, true] {
-            let mut arrivals = Arrivals::default();
-            let mut copies = [(old, vec![slow_marker]), (new, Vec::new())];
-            copies[..].rotate_left(usize::from(!late_first));
-            assert!(arrivals.take(1, new, vec![slow_marker], 'a', 0), "the event before it waits");
-            for (over, behind) in copies {
-                assert!(arrivals.take(2, over, behind, 'b', 0));
-            }
-            assert_eq!(arrivals.next(|_| None), None);
-            arrivals.link_down(old);
-            let marker = |name| (name == slow).then_some(1);
-            assert_eq!([arrivals.next(marker), arrivals.next(marker)], [Some('a'), Some('b')]);
-        }
-    }
-
-    #[test]
-    fn copies_of_one_event_are_bounded() {
-        let mut arrivals = Arrivals::default();
-        let name = |connection| LinkName { link: 0, connection };
-        for epoch in 0..2 * PROOFS_MAX as u32 {
-            let over = name(epoch.min(PROOFS_MAX as u32 - 1));
-            assert!(
-                arrivals.take(1, over, vec![MarkerName { over: name(99), number: 1 }], (), 0),
-                "the same copy again is none"
-            );
-        }
-        assert!(!arrivals.take(
-            1,
-            name(PROOFS_MAX as u32),
-            vec![MarkerName { over: name(99), number: 1 }],
-            (),
-            0
-        ));
-    }
-
-    #[test]
-    fn a_peer_may_not_send_more_events_than_it_may_have_unacknowledged() {
-        let name = LinkName { link: 0, connection: 1 };
-        let mut arrivals = Arrivals::default();
-        for sequence in 1..=UNACKNOWLEDGED_MAX as u64 {
-            let never = MarkerName { over: name, number: 1 };
-            assert!(arrivals.take(sequence, name, vec![never], (), 0));
-        }
-        assert!(!arrivals.take(UNACKNOWLEDGED_MAX as u64 + 1, name, Vec::new(), (), 0));
     }
 }

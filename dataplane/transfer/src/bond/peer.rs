@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use dataplane_fabric::{Event, Fabric, Full, Operation, PeerId, Priority, WorkRequest};
 
+use super::arrivals::Arrivals;
 use super::counters::{BondCounters, RailCounts};
-use super::lane::{Arrivals, Lane, LaneMarker, Next, Slice};
+use super::lane::{Lane, LaneMarker, Next, Slice};
 use super::link::{Link, State};
 use super::wire::{Frame, LinkName, MarkerName};
 use super::{BondConfig, FENCE_WITHIN, GREET_WITHIN, InFlightSlice, PostedSlices, Rail, SAY_AGAIN_AFTER};
@@ -23,14 +24,14 @@ const CONTROL_MAX: usize = 64;
 #[derive(Debug)]
 struct Fence {
     name: LinkName,
-    /// Its writes: they are posted again then.
+    /// Writes of the connection: they are posted again then.
     slices: Vec<(usize, Slice)>,
     since: Instant,
     /// When the peer was told of the end last.
     said_at: Instant,
 }
 
-/// What is said of connections, over every link that is up and has room: any of them may have failed at the other end only.
+/// Frames about connections, sent over every link that is up and has room: any of them may have failed at the other end only.
 /// Repeats are harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Control {

@@ -102,6 +102,10 @@ type SetRail = fn(&mut RailReport, u64);
 
 /// Reports by rank, each the sum over the rank's processes; empty when the engine hands nothing over.
 pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
+    // One look at the text of the many engines that hand nothing over.
+    if !text.contains(names.prefix) {
+        return Vec::new();
+    }
     let mut reports: Vec<TransferReport> = Vec::new();
     let [completed, incomplete, cancelled] = names.ends;
     let counts: [(&str, SetCount); 8] = [
