@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::PeerId;
 
-use crate::VerbsError;
+use crate::commands::Way;
 use crate::config::VerbsConfig;
 use crate::device::LinkLayer;
 use crate::handshake::Exchange;
@@ -21,12 +21,22 @@ pub(crate) enum Phase {
     Connecting,
     /// The peer's hello is awaited.
     Greeting,
+    /// The peer's hello is here; our pairs are being brought to where they can send to it.
+    Preparing,
     /// Our pairs are ready; the peer's word that its are is awaited.
     Readying,
     /// Work flows.
     Established,
-    /// The pairs have failed; the device returns what was in flight.
+    /// The pairs fail, or have failed; the device returns what was in flight.
     Draining,
+    /// The pairs are being destroyed.
+    Destroying,
+}
+
+impl Phase {
+    pub(crate) fn is_end(self) -> bool {
+        matches!(self, Self::Draining | Self::Destroying)
+    }
 }
 
 /// How long a failed pair may take to give back the receives that it holds, where the device does not say when it has
@@ -44,7 +54,7 @@ pub(crate) struct Connection {
     pub(crate) phase: Phase,
     /// When the phase is over, done or not.
     pub(crate) deadline: Option<Instant>,
-    /// When it began to end, or was made.
+    /// When its pairs failed; before that, when it began to end or was made.
     pub(crate) ended_at: Instant,
     /// By lane: whether the device has said that its pair holds no receive of the shared queue any more.
     pub(crate) receives_returned: [bool; 2],
@@ -52,6 +62,8 @@ pub(crate) struct Connection {
     pub(crate) exchange: Option<Exchange>,
     pub(crate) lanes: [Lane; 2],
     pub(crate) psns: [u32; 2],
+    /// Whether the peer has said that its pairs are ready, before ours were.
+    pub(crate) peer_is_ready: bool,
     pub(crate) slots: Option<RemoteSlots>,
     pub(crate) message_bytes_max: u32,
     /// Whether the fabric's list of peers with work names it.
@@ -81,6 +93,7 @@ impl Connection {
             exchange: Some(exchange),
             lanes: [Lane::new(queue_max), Lane::new(queue_max)],
             psns,
+            peer_is_ready: false,
             slots: None,
             message_bytes_max: 0,
             is_listed: false,
@@ -89,7 +102,7 @@ impl Connection {
 
     /// Whether a peer asked for it and has not finished the handshake.
     pub(crate) fn is_calling(&self) -> bool {
-        !self.is_initiator && matches!(self.phase, Phase::Greeting | Phase::Readying)
+        !self.is_initiator && matches!(self.phase, Phase::Greeting | Phase::Preparing | Phase::Readying)
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -100,14 +113,28 @@ impl Connection {
         self.lanes.iter().map(Lane::outstanding).sum()
     }
 
-    /// When to look at it without news: at its deadline, or now when the device has returned everything.
+    /// Whether the thread that carries out commands has its pairs.
+    pub(crate) fn is_away(&self) -> bool {
+        self.lanes.iter().any(Lane::is_away)
+    }
+
+    /// When to look at it without news: at its deadline, or now when the device has returned everything. An end waits for its
+    /// pairs to come back, however long that takes: nothing is known of them.
     pub(crate) fn next_look(&self) -> Option<Instant> {
+        if self.phase.is_end() && self.is_away() {
+            return None;
+        }
         if self.phase == Phase::Draining && self.outstanding() == 0 {
             let is_drained = self.receives_returned.iter().all(|&returned| returned);
             let until = if is_drained { self.ended_at } else { self.ended_at + RECEIVES_RETURN_WITHIN };
             return Some(self.deadline.map_or(until, |deadline| deadline.min(until)));
         }
         self.deadline
+    }
+
+    /// Whether our hello is queued or sent, on the side that connects: its pairs wait for the peer's.
+    pub(crate) fn has_greeted(&self) -> bool {
+        self.lanes.iter().all(|lane| matches!(lane.pair, Pair::Initialised(_)))
     }
 
     /// Queues our hello; the lanes must have their pairs.
@@ -122,11 +149,20 @@ impl Connection {
         }
     }
 
-    /// Brings both pairs to where they can send to the peer that sent `hello`.
-    pub(crate) fn make_ready(&mut self, local: &Local, hello: &Hello) -> Result<(), VerbsError> {
+    /// Takes what the peer says of itself; the way to it.
+    pub(crate) fn agree(&mut self, local: &Local, hello: &Hello) -> Way {
         let config = &local.config;
         let needs_route = local.port.needs_global_route || local.port.lid == 0 || hello.lid == 0;
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
+        for lane in &mut self.lanes {
+            lane.agree(Agreement {
+                send_credits: hello.receive_credits.into(),
+                receive_credits: config.receive_credits,
+                segment_bytes: hello.receive_buffer_bytes.min(config.receive_buffer_bytes) as usize,
+            });
+        }
+        self.slots = Some(hello.slots);
+        self.message_bytes_max = local.port.message_bytes_max.min(hello.message_bytes_max);
+        let lanes = [0, 1].map(|index| {
             let path = Path {
                 queue_pair: hello.lanes[index].queue_pair,
                 psn: hello.lanes[index].psn,
@@ -149,18 +185,8 @@ impl Connection {
                 receiver_not_ready: config.receiver_not_ready_retry,
                 reads_as_initiator: local.reads_as_initiator().min(hello.reads_as_target),
             };
-            if let Pair::Initialised(pair) = std::mem::replace(&mut lane.pair, Pair::Absent) {
-                let pair = pair.ready_to_receive(&path, &self.address)?;
-                lane.pair = Pair::Ready(pair.ready_to_send(&retries, &self.address)?);
-            }
-            lane.agree(Agreement {
-                send_credits: hello.receive_credits.into(),
-                receive_credits: config.receive_credits,
-                segment_bytes: hello.receive_buffer_bytes.min(config.receive_buffer_bytes) as usize,
-            });
-        }
-        self.slots = Some(hello.slots);
-        self.message_bytes_max = local.port.message_bytes_max.min(hello.message_bytes_max);
-        Ok(())
+            (path, retries)
+        });
+        Way { lanes, peer: self.address }
     }
 }

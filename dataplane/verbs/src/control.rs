@@ -18,12 +18,15 @@ use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use crate::VerbsError;
+use crate::commands::{Command, Outcome, Pairs};
 use crate::completion::POLL_BATCH;
 use crate::connection::{Connection, Phase};
 use crate::fabric::{Route, VerbsFabric};
 use crate::handshake::{Exchange, Incoming, tune};
+use crate::lane::{Lane, Pair};
 use crate::numbers::NumberMap;
-use crate::watch::{ASYNC, CHANNEL, LISTENER, PEERS, TIMER};
+use crate::queue_pair::{Initialised, ReadyToSend};
+use crate::watch::{ASYNC, CHANNEL, COMMANDS, LISTENER, PEERS, TIMER};
 use crate::wire::{Handshake, Hello, Refusal};
 
 /// Connections accepted at one look.
@@ -50,11 +53,16 @@ impl VerbsFabric {
             }
             Err(_) => ([0; 64], 0),
         };
-        for &token in &tokens.0[..tokens.1] {
+        let tokens = &tokens.0[..tokens.1];
+        // First: a new pair may have the address or the number of one that is gone.
+        if tokens.contains(&COMMANDS) {
+            self.take_outcomes();
+        }
+        for &token in tokens {
             match token {
                 LISTENER => self.accept(),
                 ASYNC => self.take_async_events(),
-                CHANNEL => {}
+                CHANNEL | COMMANDS => {}
                 TIMER => {
                     let mut count = [0; 8];
                     let _spurious = rustix::io::read(&self.control.timer, &mut count);
@@ -89,7 +97,7 @@ impl VerbsFabric {
                             break;
                         }
                     }
-                    self.finish_end(number);
+                    self.destroy_pairs(number);
                 }
                 Phase::Connecting => self.begin_end(number, "cannot connect: timed out"),
                 _ => self.begin_end(number, "the handshake timed out"),
@@ -149,6 +157,81 @@ impl VerbsFabric {
         })
     }
 
+    /// Sends the pairs of a connection, or their making, to the thread that carries out commands.
+    pub(crate) fn order(&mut self, number: u64, command: Command) {
+        self.metrics.pair_commands += 1;
+        self.commands.order(number, command);
+    }
+
+    pub(crate) fn take_outcomes(&mut self) {
+        self.commands.clear();
+        while let Some((number, outcome)) = self.commands.next() {
+            match outcome {
+                Outcome::Made(Ok(pairs)) => self.made(number, pairs),
+                Outcome::Connected(Ok(pairs)) => self.connected(number, pairs),
+                Outcome::Made(Err(error)) | Outcome::Connected(Err(error)) => self.not_made(number, &error),
+                Outcome::Stopped(pairs, errors) => self.stopped(number, pairs, &errors),
+                Outcome::Destroyed(are_gone) => self.destroyed(number, are_gone),
+            }
+        }
+    }
+
+    /// The pairs of a connection that this side makes are there: the peer is told of them.
+    fn made(&mut self, number: u64, pairs: Pairs<Initialised>) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
+            self.local.equip(lane, &pair);
+            lane.pair = Pair::Initialised(pair);
+        }
+        add_routes(&mut self.routes, connection);
+        if connection.phase.is_end() {
+            return self.stop_pairs(number);
+        }
+        connection.greet(&self.local);
+        self.write(number);
+    }
+
+    /// The pairs can send to the peer, which may not be so far yet.
+    fn connected(&mut self, number: u64, pairs: Pairs<ReadyToSend>) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
+            if lane.number().is_none() {
+                self.local.equip(lane, &pair);
+            }
+            lane.pair = Pair::Ready(pair);
+        }
+        add_routes(&mut self.routes, connection);
+        if connection.phase.is_end() {
+            return self.stop_pairs(number);
+        }
+        connection.phase = Phase::Readying;
+        if !connection.is_initiator {
+            connection.greet(&self.local);
+        }
+        if let Some(exchange) = &mut connection.exchange {
+            exchange.queue(&Handshake::Ready);
+        }
+        let peer_is_ready = connection.peer_is_ready;
+        self.write(number);
+        if peer_is_ready {
+            self.establish_if_readying(number);
+        }
+    }
+
+    /// The device refused; the pairs are destroyed.
+    fn not_made(&mut self, number: u64, error: &VerbsError) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        for lane in &mut connection.lanes {
+            lane.pair = Pair::Absent;
+        }
+        connection.receives_returned = [true; 2];
+        if !connection.phase.is_end() {
+            self.refuse(number, Refusal::Exhausted);
+            self.begin_end(number, &error.to_string());
+        }
+        self.polls_until_control = 0;
+    }
+
     fn insert(&mut self, connection: Connection) -> Result<(), VerbsError> {
         let number = connection.peer.0;
         if let Some(exchange) = &connection.exchange {
@@ -156,7 +239,6 @@ impl VerbsFabric {
                 VerbsError::System { operation: "epoll_ctl of a handshake".to_owned(), error: errno.into() }
             })?;
         }
-        add_routes(&mut self.routes, &connection);
         self.callers += usize::from(connection.is_calling());
         self.connections.insert(number, Box::new(connection));
         self.unsettled += 1;
@@ -187,10 +269,8 @@ impl VerbsFabric {
             Exchange::connect(target, self.local.config.peer_dead_after, self.local.config.key.clone());
         let exchange = exchange.map_err(system)?;
         let (peer, psns) = (self.new_peer(), self.psns());
-        let mut connection = Connection::new(peer, target, exchange, psns, &self.local.config, true);
-        let other = |error: VerbsError| system(std::io::Error::other(error.to_string()));
-        self.local.equip(&mut connection.lanes).map_err(other)?;
-        self.insert(connection).map_err(other)?;
+        let connection = Connection::new(peer, target, exchange, psns, &self.local.config, true);
+        self.insert(connection).map_err(|error| system(std::io::Error::other(error.to_string())))?;
         Ok(peer)
     }
 
@@ -235,19 +315,21 @@ impl VerbsFabric {
                 Err(error) => return self.begin_end(number, &format!("cannot connect: {error}")),
             }
         }
-        if let Err(error) = exchange.write() {
-            return self.begin_end(number, &error);
-        }
         match exchange.read() {
             Incoming::Nothing => {}
             Incoming::End(reason) => return self.begin_end(number, &reason),
             Incoming::Opened => {
                 if connection.is_initiator {
-                    connection.greet(&self.local);
-                }
-                let sent = connection.exchange.as_mut().map_or(Ok(()), Exchange::write);
-                if let Err(error) = sent {
-                    return self.begin_end(number, &error);
+                    // Not before: a peer that cannot be reached costs no pairs.
+                    match self.local.making() {
+                        Ok(making) => {
+                            for lane in &mut connection.lanes {
+                                lane.pair = Pair::Away;
+                            }
+                            self.order(number, Command::Make(making));
+                        }
+                        Err(error) => return self.begin_end(number, &error.to_string()),
+                    }
                 }
             }
             Incoming::Frame(frame) => self.frame(number, &frame),
@@ -257,8 +339,16 @@ impl VerbsFabric {
                 return self.begin_end(number, &format!("the peer is refused: {}", AuthError::Secret));
             }
         }
+        self.write(number);
+    }
+
+    /// Writes what the socket takes of what is queued, and has it watched for the rest.
+    fn write(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         let Some(exchange) = &mut connection.exchange else { return };
+        if let Err(error) = exchange.write() {
+            return self.begin_end(number, &error);
+        }
         let wants_to_write = exchange.wants_to_write();
         if self.control.watch(&exchange.socket, number, wants_to_write, false).is_err() {
             self.begin_end(number, "its socket cannot be watched");
@@ -266,13 +356,22 @@ impl VerbsFabric {
     }
 
     fn frame(&mut self, number: u64, frame: &Handshake) {
-        let Some(connection) = self.connections.get(&number) else { return };
+        let Some(connection) = self.connections.get_mut(&number) else { return };
         match (frame, connection.phase) {
-            (Handshake::Hello(hello), Phase::Greeting) => self.greeted(number, hello),
+            // One that comes before we have said hello is an error.
+            (Handshake::Hello(hello), Phase::Greeting)
+                if !connection.is_initiator || connection.has_greeted() =>
+            {
+                self.greeted(number, hello);
+            }
             (Handshake::Ready, Phase::Readying) => self.establish_if_readying(number),
+            // Its pairs were faster than ours; it has our hello.
+            (Handshake::Ready, Phase::Preparing) if connection.is_initiator => {
+                connection.peer_is_ready = true
+            }
             // Its first bytes by RDMA were faster.
             (Handshake::Ready, Phase::Established) => {}
-            (Handshake::Refused(reason), Phase::Greeting | Phase::Readying) => {
+            (Handshake::Refused(reason), Phase::Greeting | Phase::Preparing | Phase::Readying) => {
                 self.begin_end(number, &format!("the peer refuses: {reason:?}"));
             }
             _ => self.begin_end(number, "protocol error: an unexpected handshake frame"),
@@ -284,33 +383,24 @@ impl VerbsFabric {
             self.refuse(number, Refusal::Incompatible);
             return self.begin_end(number, "the peer's link layer is another one");
         }
+        let making = self.local.making();
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        if !connection.is_initiator {
-            if let Err(error) = self.local.equip(&mut connection.lanes) {
-                self.refuse(number, Refusal::Exhausted);
-                return self.begin_end(number, &error.to_string());
+        let way = connection.agree(&self.local, hello);
+        let command = match (connection.lanes.each_mut().map(Lane::send_away), making) {
+            ([Pair::Initialised(first), Pair::Initialised(second)], _) => {
+                Command::Connect([first, second], way)
             }
-            connection.greet(&self.local);
-            add_routes(&mut self.routes, connection);
-        }
-        let ready = connection.make_ready(&self.local, hello);
-        if let Err(error) = ready {
-            return self.begin_end(number, &error.to_string());
-        }
-        connection.phase = Phase::Readying;
-        let sent = connection.exchange.as_mut().map_or(Ok(()), |exchange| {
-            exchange.queue(&Handshake::Ready);
-            exchange.write()
-        });
-        if let Err(error) = sent {
-            self.begin_end(number, &error);
-        }
+            (_, Ok(making)) => Command::MakeConnected(making, way),
+            (_, Err(error)) => return self.not_made(number, &error),
+        };
+        connection.phase = Phase::Preparing;
+        self.order(number, command);
     }
 
     fn refuse(&mut self, number: u64, reason: Refusal) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         // Before our hello was queued: else there is no room, and the end of the socket says it all.
-        if connection.is_initiator || connection.phase != Phase::Greeting {
+        if connection.is_initiator || !matches!(connection.phase, Phase::Greeting | Phase::Preparing) {
             return;
         }
         if let Some(exchange) = &mut connection.exchange {

@@ -1,10 +1,11 @@
 //! How connections end, so that nothing lands afterwards; and the device's events that end them.
 //!
-//! An end has two steps. [`VerbsFabric::begin_end`] moves both queue pairs to their error state: from then on
+//! An end has three steps. [`VerbsFabric::begin_end`] has both queue pairs moved to their error state: from then on
 //! the device sends nothing for them and lets nothing of the peer's in; and it closes the TCP connection, which
 //! tells the peer. The device returns the work in flight as flushed. When all of it is back, or the drain
-//! timeout has passed, [`VerbsFabric::finish_end`] destroys the pairs and reports `PeerDown`: the slots that
-//! the peer was told of can be reused then.
+//! timeout has passed, [`VerbsFabric::destroy_pairs`] has the pairs destroyed. [`VerbsFabric::finish_end`] reports
+//! `PeerDown`: the slots that the peer was told of can be reused then. A connection that ends while its pairs are being
+//! made waits for them first (`commands.rs`).
 //!
 //! A device may refuse both, the error state and the end of a pair. Nothing is known of such a pair: what its requests
 //! name is never given back, and `PeerDown` is never reported, so that nobody reuses slots that its peer may write.
@@ -13,16 +14,18 @@ use dataplane_fabric::Event;
 
 use std::time::Instant;
 
+use crate::VerbsError;
+use crate::commands::Command;
 use crate::connection::Phase;
-use crate::fabric::VerbsFabric;
+use crate::fabric::{Route, VerbsFabric};
 use crate::ffi;
-use crate::lane::Lane;
+use crate::lane::{Lane, Pair};
 
 impl VerbsFabric {
     /// Starts the end of a connection. `PeerDown` follows from a later poll.
     pub(crate) fn begin_end(&mut self, number: u64, reason: &str) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        if connection.phase == Phase::Draining {
+        if connection.phase.is_end() {
             return;
         }
         if connection.phase == Phase::Established {
@@ -33,37 +36,82 @@ impl VerbsFabric {
         if connection.is_calling() {
             self.callers -= 1;
         }
-        if connection.lanes.iter().all(|lane| lane.number().is_none()) {
-            // Without pairs there is nothing to wait for.
-            connection.receives_returned = [true; 2];
-        }
         connection.phase = Phase::Draining;
         self.polls_until_control = 0;
         connection.reason = format!("{reason} (peer {})", connection.address);
         connection.ended_at = Instant::now();
         connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
-        for lane in &mut connection.lanes {
-            if let Err(error) = lane.fail() {
-                let is_leaked = lane.is_leaked();
-                self.metrics.queue_pairs_leaked += u64::from(is_leaked);
-                tracing::warn!(%error, is_leaked, "a queue pair did not go to its error state");
-            }
-        }
         // Closing takes it out of epoll as well: nobody else has the descriptor.
         connection.exchange = None;
+        if !connection.is_away() {
+            self.stop_pairs(number);
+        }
     }
 
-    /// Destroys the pairs of a connection and reports its end.
+    /// Has the work of a connection's pairs ended.
+    pub(crate) fn stop_pairs(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        if connection.lanes.iter().all(|lane| matches!(lane.pair, Pair::Absent)) {
+            // Without pairs there is nothing to wait for.
+            connection.receives_returned = [true; 2];
+            return;
+        }
+        let pairs = connection.lanes.each_mut().map(Lane::send_away);
+        self.order(number, Command::Stop(pairs));
+    }
+
+    /// The device ends the work of a connection's pairs, or refused and destroyed them, or keeps them.
+    pub(crate) fn stopped(&mut self, number: u64, pairs: [Pair; 2], errors: &[VerbsError]) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
+            lane.pair = pair;
+            self.metrics.queue_pairs_leaked += u64::from(lane.is_leaked());
+        }
+        for error in errors {
+            tracing::warn!(%error, "a queue pair did not go to its error state");
+        }
+        connection.ended_at = Instant::now();
+        connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
+        self.polls_until_control = 0;
+    }
+
+    /// Has the pairs of a connection destroyed that has no more work at the device, and reports its end after that.
+    pub(crate) fn destroy_pairs(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        let pairs = connection.lanes.each_mut().map(Lane::send_to_destruction);
+        if pairs.iter().all(Option::is_none) {
+            return self.finish_end(number);
+        }
+        connection.phase = Phase::Destroying;
+        self.order(number, Command::Destroy(pairs));
+    }
+
+    /// The device gave the pairs up, or keeps them.
+    pub(crate) fn destroyed(&mut self, number: u64, are_gone: [bool; 2]) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        for (lane, is_gone) in connection.lanes.iter_mut().zip(are_gone) {
+            if lane.is_away() {
+                lane.pair = if is_gone { Pair::Absent } else { Pair::Leaked };
+                self.metrics.queue_pairs_leaked += u64::from(!is_gone);
+            }
+        }
+        self.finish_end(number);
+    }
+
+    /// Reports the end of a connection without pairs.
     pub(crate) fn finish_end(&mut self, number: u64) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         self.unsettled -= 1;
         let is_leaked = connection.lanes.iter().any(Lane::is_leaked);
+        let is_ours = |route: &Route| route.peer == number;
         for lane in &mut connection.lanes {
-            let lost = lane.destroy(&mut self.local.bounce.free, &mut self.events);
+            let lost = lane.give_up(&mut self.local.bounce.free, &mut self.events);
             self.metrics.outstanding -= lost;
+            // Its number may be another pair's already.
+            if let Some(pair) = lane.number().filter(|pair| self.routes.get(pair).is_some_and(is_ours)) {
+                self.routes.remove(&pair);
+            }
         }
-        // Not by the lanes' numbers: a pair that did not obey is gone already.
-        self.routes.retain(|_, route| route.peer != number);
         let reason = std::mem::take(&mut connection.reason);
         if is_leaked {
             let device = self.local.device.name();
@@ -154,10 +202,16 @@ impl VerbsFabric {
 impl Drop for VerbsFabric {
     /// Pairs first: after that the device touches nothing of ours, and everything else can go.
     fn drop(&mut self) {
+        self.commands.end();
+        self.take_outcomes();
         let numbers: Vec<u64> = self.connections.keys().copied().collect();
-        for number in numbers {
+        for &number in &numbers {
             self.begin_end(number, "the node is going down");
-            self.finish_end(number);
         }
+        self.take_outcomes();
+        for &number in &numbers {
+            self.destroy_pairs(number);
+        }
+        self.take_outcomes();
     }
 }

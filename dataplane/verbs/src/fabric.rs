@@ -19,6 +19,7 @@ use dataplane_fabric::{
 use dataplane_memory::Slab;
 
 use crate::VerbsError;
+use crate::commands::CommandThread;
 use crate::completion::POLL_BATCH;
 use crate::config::VerbsConfig;
 use crate::connection::{Connection, Phase};
@@ -54,6 +55,7 @@ pub struct VerbsFabric {
     pub(crate) routes: NumberMap<u32, Route>,
     pub(crate) local: Local,
     pub(crate) array: PostArray,
+    pub(crate) commands: CommandThread,
     pub(crate) control: Control,
     pub(crate) events: VecDeque<Event>,
     /// Peers whose lanes have something to post.
@@ -90,7 +92,8 @@ impl VerbsFabric {
         let local = Local::new(device, slab, config)?;
         let array =
             PostArray::new(local.batch_max(), local.entries_max(), local.config.inline_bytes as usize);
-        let control = Control::new(&local, listen)?;
+        let commands = CommandThread::start(local.device.name())?;
+        let control = Control::new(&local, &commands, listen)?;
         let connections_max = local.config.connections_max;
         let mut connections = NumberMap::default();
         connections.reserve(connections_max);
@@ -101,6 +104,7 @@ impl VerbsFabric {
             routes,
             local,
             array,
+            commands,
             control,
             events: VecDeque::with_capacity(2 * PENDING_EVENTS_MAX),
             busy: Vec::with_capacity(connections_max),
@@ -130,8 +134,8 @@ impl VerbsFabric {
         &self.local.device
     }
 
-    /// Registers another slab, so that its slots can be sources of writes and destinations of reads without
-    /// being registered in the middle of the work.
+    /// Registers another slab, so that its slots can be sources of writes and destinations of reads. Takes long (pages are
+    /// pinned): at start-up. A request that names a slot of a slab that was not registered ends its connection.
     pub fn register(&mut self, slab: &Arc<Slab>) -> Result<(), VerbsError> {
         self.local.register(slab).map(|_| ())
     }
@@ -155,7 +159,6 @@ impl VerbsFabric {
             registered_bytes: self.local.registered_bytes(),
             dma_buf_bytes: self.local.bytes_by(Registration::DmaBuf),
             peer_memory_bytes: self.local.bytes_by(Registration::PeerMemory),
-            late_registrations: self.local.late_registrations,
             ..self.metrics
         }
     }
@@ -286,7 +289,7 @@ impl VerbsFabric {
         }
         let Some(route) = route else { return };
         let Some(connection) = self.connections.get_mut(&route.peer) else { return };
-        let is_done = completion.status == ffi::WC_SUCCESS && connection.phase != Phase::Draining;
+        let is_done = completion.status == ffi::WC_SUCCESS && !connection.phase.is_end();
         let outcome =
             if completion.status == ffi::WC_SUCCESS { Completion::Done } else { Completion::PeerDown };
         let lane = &mut connection.lanes[route.lane];
@@ -381,7 +384,7 @@ impl Fabric for VerbsFabric {
             return Err(Full(request));
         }
         let WorkRequest { id, operation, .. } = request;
-        match translate(&mut self.local, slots, operation) {
+        match translate(&self.local, slots, operation) {
             Ok(work) => {
                 lane.enqueue(id, work);
                 if !std::mem::replace(&mut connection.is_listed, true) {

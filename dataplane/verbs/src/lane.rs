@@ -19,18 +19,19 @@ use std::collections::VecDeque;
 use dataplane_fabric::{Completion, Event, INLINE_BYTES_MAX};
 use dataplane_memory::{Slab, SlotRef};
 
-use crate::VerbsError;
 use crate::geometry::{Cursor, Geometry};
 use crate::memory_region::MemoryRegion;
 use crate::metrics::Metrics;
 use crate::post::{PostArray, Remote};
-use crate::queue_pair::{Failed, Initialised, QueuePair, ReadyToSend, Stopped};
+use crate::queue_pair::{Failed, Initialised, QueuePair, ReadyToSend};
 use crate::wire::Segment;
 
 /// The queue pair in whichever state the connection has brought it to.
 #[derive(Debug)]
 pub(crate) enum Pair {
     Absent,
+    /// With the thread that carries out commands.
+    Away,
     Initialised(QueuePair<Initialised>),
     Ready(QueuePair<ReadyToSend>),
     Failed(QueuePair<Failed>),
@@ -112,6 +113,8 @@ pub(crate) struct Agreement {
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) pair: Pair,
+    /// Number and address of the pair, known while it is away, too.
+    identity: Option<(u32, usize)>,
     queue: VecDeque<Pending>,
     in_flight: VecDeque<Flight>,
     queue_max: usize,
@@ -137,6 +140,7 @@ impl Lane {
     pub(crate) fn new(queue_max: usize) -> Self {
         Self {
             pair: Pair::Absent,
+            identity: None,
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
             queue_max,
@@ -157,23 +161,42 @@ impl Lane {
         }
     }
 
-    /// Takes its queue pair, and all the memory that its work will need. `entries` are those of a write and of a
-    /// read.
-    pub(crate) fn equip(
+    /// Takes all the memory that work on this pair will need. `entries` are those of a write and of a read.
+    pub(crate) fn equip<State>(
         &mut self,
-        pair: QueuePair<Initialised>,
+        pair: &QueuePair<State>,
         depth: u32,
         entries: (u32, u32),
         inline_bytes: u32,
     ) {
         let capacity = pair.capacity();
+        self.identity = Some((pair.number(), pair.raw().addr()));
         self.depth = u64::from(depth.min(capacity.send_requests));
         self.entries_max = entries.0.min(capacity.entries).max(1);
         self.read_entries_max = entries.1.min(capacity.entries).max(1);
         self.inline_max = inline_bytes.min(capacity.inline_bytes) as usize;
         self.queue.reserve_exact(self.queue_max);
         self.in_flight.reserve_exact(depth as usize);
-        self.pair = Pair::Initialised(pair);
+    }
+
+    /// Its pair, for the thread that carries out commands.
+    pub(crate) fn send_away(&mut self) -> Pair {
+        std::mem::replace(&mut self.pair, Pair::Away)
+    }
+
+    /// Its pair, for its destruction, if the device ended its work.
+    pub(crate) fn send_to_destruction(&mut self) -> Option<QueuePair<Failed>> {
+        match self.send_away() {
+            Pair::Failed(pair) => Some(pair),
+            other => {
+                self.pair = other;
+                None
+            }
+        }
+    }
+
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(self.pair, Pair::Away)
     }
 
     pub(crate) fn agree(&mut self, agreement: Agreement) {
@@ -182,21 +205,11 @@ impl Lane {
     }
 
     pub(crate) fn number(&self) -> Option<u32> {
-        match &self.pair {
-            Pair::Absent | Pair::Leaked => None,
-            Pair::Initialised(pair) => Some(pair.number()),
-            Pair::Ready(pair) => Some(pair.number()),
-            Pair::Failed(pair) => Some(pair.number()),
-        }
+        self.identity.map(|(number, _)| number)
     }
 
     pub(crate) fn is_pair(&self, raw: *const std::ffi::c_void) -> bool {
-        match &self.pair {
-            Pair::Absent | Pair::Leaked => false,
-            Pair::Initialised(pair) => pair.raw().cast_const().cast() == raw,
-            Pair::Ready(pair) => pair.raw().cast_const().cast() == raw,
-            Pair::Failed(pair) => pair.raw().cast_const().cast() == raw,
-        }
+        self.identity.is_some_and(|(_, address)| address == raw.addr())
     }
 
     pub(crate) fn has_room(&self) -> bool {
@@ -293,42 +306,16 @@ impl Lane {
         Ok(Some(std::mem::take(&mut self.assembling).into_boxed_slice()))
     }
 
-    /// Ends its pair's work. An error means that the device did not obey: the pair is destroyed then, or leaked
-    /// ([`Lane::is_leaked`]).
-    pub(crate) fn fail(&mut self) -> Result<(), VerbsError> {
-        let stopped = match std::mem::replace(&mut self.pair, Pair::Absent) {
-            Pair::Initialised(pair) => pair.fail(),
-            Pair::Ready(pair) => pair.fail(),
-            other => {
-                self.pair = other;
-                return Ok(());
-            }
-        };
-        let (pair, result) = match stopped {
-            Stopped::Failed(pair) => (Pair::Failed(pair), Ok(())),
-            Stopped::Destroyed(error) => (Pair::Absent, Err(error)),
-            Stopped::Leaked(error) => (Pair::Leaked, Err(error)),
-        };
-        self.pair = pair;
-        result
-    }
-
     /// Whether the device goes on with a pair that it was told to end.
     pub(crate) fn is_leaked(&self) -> bool {
         matches!(self.pair, Pair::Leaked)
     }
 
-    /// Destroys the pair and gives up what was in flight and what waited. Returns how many work requests had
-    /// not ended and never will. If the device keeps the pair, what it may touch is leaked, and it may still complete
+    /// Gives up what was in flight and what waited, when the pair is destroyed. Returns how many work requests had
+    /// not ended and never will. If the device kept the pair, what it may touch is leaked, and it may still complete
     /// what it was given.
-    pub(crate) fn destroy(&mut self, bounce_free: &mut Vec<u32>, events: &mut VecDeque<Event>) -> u64 {
-        let is_gone = match std::mem::replace(&mut self.pair, Pair::Absent) {
-            Pair::Absent => true,
-            Pair::Leaked => false,
-            Pair::Initialised(pair) => pair.destroy(),
-            Pair::Ready(pair) => pair.destroy(),
-            Pair::Failed(pair) => pair.destroy(),
-        };
+    pub(crate) fn give_up(&mut self, bounce_free: &mut Vec<u32>, events: &mut VecDeque<Event>) -> u64 {
+        let is_gone = !self.is_leaked();
         let lost = if is_gone { self.outstanding() } else { 0 };
         let mut ids = Vec::new();
         for Flight { id, held, .. } in self.in_flight.drain(..) {
@@ -406,7 +393,7 @@ mod tests {
         assert_eq!(lane.retire(2, Completion::Done, &mut free, &mut events), Some(3));
         assert_eq!((&free[..], events.len(), lane.outstanding()), (&[3][..], 1, 1));
         assert_eq!(lane.retire(2, Completion::Done, &mut free, &mut events), None);
-        assert_eq!(lane.destroy(&mut free, &mut events), 1);
+        assert_eq!(lane.give_up(&mut free, &mut events), 1);
         assert_eq!(events[1], Event::Completed { id: 9, completion: Completion::PeerDown });
     }
 
@@ -417,11 +404,10 @@ mod tests {
         for (last, held) in [(0, Held::Bounce(3)), (1, Held::Bounce(4))] {
             lane.in_flight.push_back(Flight { last, id: 7 + last, held });
         }
-        assert!(lane.is_leaked() && lane.number().is_none());
+        assert!(lane.is_leaked());
         assert_eq!(lane.retire(0, Completion::Done, &mut free, &mut events), Some(1));
         assert_eq!(free, [3], "of this one the device has said that it is done");
-        assert!(lane.fail().is_ok(), "nothing is left to do");
-        assert_eq!((lane.destroy(&mut free, &mut events), &free[..]), (0, &[3][..]));
+        assert_eq!((lane.give_up(&mut free, &mut events), &free[..]), (0, &[3][..]));
         assert_eq!(events[1], Event::Completed { id: 8, completion: Completion::PeerDown });
     }
 }

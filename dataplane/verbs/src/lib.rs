@@ -7,15 +7,16 @@
 //!
 //! The layers, each of which could be used by itself (see [`raw`]):
 //! `ffi` and `library` (the C interface), `device` and `gid` (what there is), `protection`, `memory_region`,
-//! `completion`, `shared_receive`, `queue_pair` (objects, freed in the right order), `post` (chained work
-//! requests; posting is honestly unsafe), `geometry`, `lane`, `connection`, `fabric` (safe).
+//! `completion`, `shared_receive`, `queue_pair` (objects, freed in the right order), `commands` (the thread that makes and
+//! destroys pairs), `post` (chained work requests; posting is honestly unsafe), `geometry`, `lane`, `connection`, `fabric` (safe).
 //!
 //! Invariants: nothing that a work request names is freed or reused before the device is done with it; the
 //! completion queue cannot overflow, since no more work requests are posted than it has room for; nothing a
-//! peer sends can panic us; a peer's key reaches the slots and nothing else. One thread drives a fabric.
+//! peer sends can panic us; a peer's key reaches the slots and nothing else. One thread drives a fabric; another carries out its commands for queue pairs.
 //! The crate builds, and its tests pass, on a machine without RDMA: `testing` has a software device.
 
 mod bounce;
+mod commands;
 mod completion;
 mod config;
 mod connection;

@@ -7,6 +7,7 @@ use dataplane_memory::Slab;
 
 use crate::VerbsError;
 use crate::bounce::BounceBuffers;
+use crate::commands::Making;
 use crate::completion::CompletionQueue;
 use crate::config::{PathMtu, VerbsConfig};
 use crate::device::{Device, PortDescription};
@@ -39,8 +40,6 @@ pub(crate) struct Local {
     capacity: Capacity,
     /// Send work requests that may be in flight to all peers together.
     pub(crate) outstanding_max: u64,
-    /// Slabs that were registered on first use.
-    pub(crate) late_registrations: u64,
 }
 
 impl Local {
@@ -94,7 +93,6 @@ impl Local {
             config,
             capacity,
             outstanding_max,
-            late_registrations: 0,
         })
     }
 
@@ -175,25 +173,33 @@ impl Local {
         }
     }
 
-    /// Gives both lanes a pair bound to the port.
-    pub(crate) fn equip(&self, lanes: &mut [Lane; 2]) -> Result<(), VerbsError> {
+    /// What the pairs of a new connection are made of.
+    pub(crate) fn making(&self) -> Result<Making, VerbsError> {
         let partition_index = self.partition_index.ok_or_else(|| VerbsError::Port {
             device: self.device.name().to_owned(),
             port: self.port.number,
             reason: "it is not in the partition of rdma.partition any more".to_owned(),
         })?;
-        for lane in lanes {
-            let pair = QueuePair::new(&self.domain, &self.completions, &self.receives, self.capacity)?;
-            let pair = pair.initialise(self.port.number, partition_index, self.config.access)?;
-            let Capacity { send_requests, entries, inline_bytes } = self.capacity;
-            // Zero is what drivers that do not say leave there.
-            let read_entries = match self.device.limits().read_entries {
-                0 => entries,
-                most => most.min(entries),
-            };
-            lane.equip(pair, send_requests, (entries, read_entries), inline_bytes);
-        }
-        Ok(())
+        Ok(Making {
+            domain: Arc::clone(&self.domain),
+            completions: Arc::clone(&self.completions),
+            receives: Arc::clone(&self.receives.handle),
+            capacity: self.capacity,
+            port: self.port.number,
+            partition_index,
+            access: self.config.access,
+        })
+    }
+
+    /// Gives a lane the memory that work on its pair will need.
+    pub(crate) fn equip<State>(&self, lane: &mut Lane, pair: &QueuePair<State>) {
+        let Capacity { send_requests, entries, inline_bytes } = self.capacity;
+        // Zero is what drivers that do not say leave there.
+        let read_entries = match self.device.limits().read_entries {
+            0 => entries,
+            most => most.min(entries),
+        };
+        lane.equip(pair, send_requests, (entries, read_entries), inline_bytes);
     }
 
     /// Index of the region of a slab, if it is registered.
@@ -201,7 +207,7 @@ impl Local {
         self.regions.iter().position(|region| region.slab().is_some_and(|known| Arc::ptr_eq(known, slab)))
     }
 
-    /// Registers a slab for use as a source and as the destination of reads; peers cannot reach it.
+    /// Registers a slab for use as a source and as the destination of reads; peers cannot reach it. At start-up: it takes long.
     pub(crate) fn register(&mut self, slab: &Arc<Slab>) -> Result<usize, VerbsError> {
         if let Some(index) = self.region_of(slab) {
             return Ok(index);
@@ -213,17 +219,6 @@ impl Local {
         let access = Access { remote: PeerAccess::None, relaxed_ordering: self.config.relaxed_ordering };
         self.regions.push(MemoryRegion::of_slab(&self.domain, slab, access)?);
         Ok(self.regions.len() - 1)
-    }
-
-    /// Registers a slab in the middle of the work, which stops everything else for as long as that takes.
-    pub(crate) fn register_late(&mut self, slab: &Arc<Slab>) -> Result<usize, VerbsError> {
-        self.late_registrations += 1;
-        let bytes = slab.layout().slots_bytes();
-        tracing::warn!(
-            bytes,
-            "a slab is registered with the RDMA device on first use: register it at start-up"
-        );
-        self.register(slab)
     }
 }
 

@@ -26,8 +26,8 @@ pub struct Metrics {
     pub retries_exceeded: u64,
     /// Connections ended by a remote access error.
     pub remote_access_errors: u64,
-    /// Slabs registered on first use, in the middle of the work.
-    pub late_registrations: u64,
+    /// Commands for queue pairs (made, connected, stopped, destroyed) that were carried out.
+    pub pair_commands: u64,
     /// Port state changes reported by the device.
     pub port_events: u64,
     /// Handshakes refused or timed out.
@@ -68,7 +68,7 @@ impl Metrics {
             self.receiver_not_ready,
             self.retries_exceeded,
             self.remote_access_errors,
-            self.late_registrations,
+            self.pair_commands,
             self.port_events,
             self.handshakes_failed,
             self.unproved_handshakes,
@@ -103,7 +103,10 @@ impl VerbsCounters {
             ("receiver_not_ready", "Connections ended because the peer had no receive posted for too long"),
             ("retries_exceeded", "Connections ended because the peer did not acknowledge"),
             ("remote_access_errors", "Connections ended by a remote access error"),
-            ("late_registrations", "Slabs registered on first use, in the middle of the work"),
+            (
+                "pair_commands",
+                "Times that a connection's queue pairs were made, connected, stopped or destroyed",
+            ),
             ("port_events", "Port state changes reported by the device"),
             ("handshakes_failed", "Handshakes refused or timed out"),
             ("unproved_handshakes", UNPROVED_HELP),

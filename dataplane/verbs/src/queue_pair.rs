@@ -266,11 +266,20 @@ impl QueuePair<Reset> {
         receives: &SharedReceiveQueue,
         capacity: Capacity,
     ) -> Result<Self, VerbsError> {
+        Self::made(domain, completions, &receives.handle, capacity)
+    }
+
+    pub(crate) fn made(
+        domain: &Arc<ProtectionDomain>,
+        completions: &Arc<CompletionQueue>,
+        receives: &Arc<SharedReceiveHandle>,
+        capacity: Capacity,
+    ) -> Result<Self, VerbsError> {
         let mut init = ffi::QueuePairInit {
             user: std::ptr::null_mut(),
             send_completions: completions.raw.as_ptr(),
             receive_completions: completions.raw.as_ptr(),
-            shared_receives: receives.handle.raw.as_ptr(),
+            shared_receives: receives.raw.as_ptr(),
             capacity: ffi::QueuePairCapacity {
                 send_requests: capacity.send_requests,
                 receive_requests: 0,
@@ -302,7 +311,7 @@ impl QueuePair<Reset> {
             raw,
             domain: Arc::clone(domain),
             completions: Arc::clone(completions),
-            receives: Arc::clone(&receives.handle),
+            receives: Arc::clone(receives),
         };
         Ok(Self { handle, number, capacity, state: PhantomData })
     }

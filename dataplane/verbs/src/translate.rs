@@ -11,11 +11,7 @@ use crate::post::Remote;
 use crate::wire::RemoteSlots;
 
 /// What a lane shall do, or why the request cannot be obeyed.
-pub(crate) fn translate(
-    local: &mut Local,
-    slots: &RemoteSlots,
-    operation: Operation,
-) -> Result<Work, String> {
+pub(crate) fn translate(local: &Local, slots: &RemoteSlots, operation: Operation) -> Result<Work, String> {
     let locate = |target: Target, span: u32| {
         let address = slots.locate(target.slot, target.offset, span).ok_or_else(|| {
             let Target { slot, offset, .. } = target;
@@ -51,10 +47,7 @@ pub(crate) fn translate(
         "{span} bytes at {offset} of slot {}: outside",
         slot.slot()
     );
-    let region = match local.region_of(slab) {
-        Some(region) => region,
-        None => local.register_late(slab).map_err(|error| error.to_string())?,
-    };
+    let region = local.region_of(slab).ok_or("a slot of a slab that is not registered with the device")?;
     // A region begins with the slots, in whichever memory they are: only the card goes there.
     let within = slot.slot() as usize * slab.layout().stride() + offset as usize;
     let address = local.regions[region].address() + within as u64;

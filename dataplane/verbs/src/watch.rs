@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 
 use crate::VerbsError;
+use crate::commands::CommandThread;
 use crate::handshake::listen;
 use crate::local::Local;
 
@@ -16,6 +17,7 @@ pub(crate) const LISTENER: u64 = 0;
 pub(crate) const ASYNC: u64 = 1;
 pub(crate) const CHANNEL: u64 = 2;
 pub(crate) const TIMER: u64 = 3;
+pub(crate) const COMMANDS: u64 = 4;
 /// Peers' numbers are added to this.
 pub(crate) const PEERS: u64 = 16;
 /// What one look at the descriptors uses.
@@ -31,7 +33,11 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(local: &Local, address: Option<SocketAddr>) -> Result<Self, VerbsError> {
+    pub(crate) fn new(
+        local: &Local,
+        commands: &CommandThread,
+        address: Option<SocketAddr>,
+    ) -> Result<Self, VerbsError> {
         let failed = |operation: &str| {
             let operation = operation.to_owned();
             move |errno: Errno| VerbsError::System { operation, error: errno.into() }
@@ -43,8 +49,12 @@ impl Control {
         let events = local.device.async_descriptor();
         rustix::io::ioctl_fionbio(events, true).map_err(failed("ioctl(FIONBIO) of the async descriptor"))?;
         let listener = address.map(listen).transpose()?;
-        let watched: [(BorrowedFd<'_>, u64); 3] =
-            [(events, ASYNC), (local.completions.descriptor(), CHANNEL), (timer.as_fd(), TIMER)];
+        let watched: [(BorrowedFd<'_>, u64); 4] = [
+            (events, ASYNC),
+            (local.completions.descriptor(), CHANNEL),
+            (timer.as_fd(), TIMER),
+            (commands.descriptor(), COMMANDS),
+        ];
         for (descriptor, token) in watched {
             epoll::add(&epoll, descriptor, EventData::new_u64(token), EventFlags::IN)
                 .map_err(failed("epoll_ctl"))?;

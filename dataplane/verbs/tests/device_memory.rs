@@ -153,18 +153,19 @@ fn what_cannot_be_reached_is_refused_with_every_reason() {
     }
 }
 
-/// A source that was not registered at start-up: the connection ends, with the reasons, and the card stays usable.
+/// Registering says why not; a request that uses it all the same ends its connection.
 #[test]
-fn a_source_out_of_reach_ends_the_connection_and_says_why() {
+fn a_source_out_of_reach_cannot_be_used() {
     let (card_a, card_b) = (SoftwareDevice::new(), SoftwareDevice::new());
     let mut two = Two::new(card_a.open().expect("open"), card_b.open().expect("open"), small(), small());
     let (pool, _) = device_pool(&card_a, Abilities::default(), Reach::default());
-    assert!(two.a.register(pool.slab()).is_err());
+    let error = two.a.register(pool.slab()).expect_err("out of reach").to_string();
+    assert!(error.contains("as peer memory: no peer-memory module"), "{error}");
     let source = Source::Slot { slot: pool.acquire().expect("slot"), offset: 0, len: 64 };
     let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
     two.a.post(write(two.to_b, 1, source, target)).expect("accepted and answered");
     two.until("the end", |two| two.is_down());
-    assert!(two.reason_at_a().contains("as peer memory: no peer-memory module"), "{}", two.reason_at_a());
+    assert!(two.reason_at_a().contains("a slab that is not registered"), "{}", two.reason_at_a());
     assert_eq!((two.completion_at_a(1), pool.used_count()), (Some(Completion::PeerDown), 0));
 }
 

@@ -271,9 +271,14 @@ fn exhausted_queue_pairs_are_a_clear_error_on_either_side() {
     let (mut two, device_a, device_b) = two(&small());
     device_a.set_faults(Faults { create_pair_fails_after: Some(1), ..Faults::default() });
     let address = two.b.listening_on().expect("listening").to_string();
-    let error = two.a.connect(&address).expect_err("the second pair cannot be made").to_string();
+    let peer = two.a.connect(&address).expect("connect starts");
+    two.until("the failure", |two| {
+        two.seen_a.iter().any(|event| matches!(event, Event::PeerDown { peer: down, .. } if *down == peer))
+    });
+    let error = two.reason_at_a();
     assert!(error.contains("ibv_create_qp on soft") && error.contains("Cannot allocate memory"), "{error}");
     assert_eq!(device_a.usage().queue_pairs, 2, "the first pair is gone again");
+    two.seen_a.clear();
 
     device_a.set_faults(Faults::default());
     device_b.set_faults(Faults { create_pair_fails_after: Some(1), ..Faults::default() });
@@ -396,22 +401,85 @@ fn sources_of_other_slabs_are_registered_once() {
     let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
     two.a.post(write(two.to_b, 1, source(&other), target)).expect("room");
     two.until("done", |two| two.completion_at_a(1) == Some(Completion::Done));
-    assert_eq!((device_a.usage().regions, two.a.metrics().late_registrations), (regions, 0));
+    assert_eq!(device_a.usage().regions, regions);
+    let error = two.a.register(third.slab()).expect_err("one is the limit").to_string();
+    assert!(error.contains("registered slabs on soft"), "{error}");
     two.a.post(write(two.to_b, 2, source(&third), target)).expect("accepted and answered");
     two.until("the end", |two| two.is_down());
-    assert!(two.reason_at_a().contains("registered slabs on soft"), "{}", two.reason_at_a());
-    assert_eq!(two.a.metrics().late_registrations, 1);
+    assert!(two.reason_at_a().contains("a slab that is not registered"), "{}", two.reason_at_a());
+    assert_eq!(device_a.usage().regions, regions);
 }
 
+/// Pairs that come and go slowly keep nobody waiting: the thread that drives the fabric gives no command to the device.
 #[test]
-fn a_late_registration_works_and_is_counted() {
-    let (mut two, ..) = two(&small());
-    let other = pool("other");
-    let source = Source::Slot { slot: other.acquire().expect("slot"), offset: 0, len: 64 };
-    let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
-    two.a.post(write(two.to_b, 1, source, target)).expect("room");
-    two.until("done", |two| two.completion_at_a(1) == Some(Completion::Done));
-    assert_eq!(two.a.metrics().late_registrations, 1);
+fn slow_commands_delay_nobody_but_their_own_connection() {
+    const TAKES: Duration = Duration::from_millis(60);
+    let (mut two, device_a, device_b) = two(&small());
+    let slow = Faults { command_takes: TAKES, ..Faults::default() };
+    device_a.set_faults(slow);
+    device_b.set_faults(slow);
+    let address = two.b.listening_on().expect("listening").to_string();
+    let mut slow_calls = 0;
+    let mut timed = |call: &mut dyn FnMut()| {
+        let start = Instant::now();
+        call();
+        slow_calls += u32::from(start.elapsed() >= TAKES);
+    };
+    let (mut peer, start, mut written) = (None, Instant::now(), 0);
+    timed(&mut || peer = two.a.connect(&address).ok());
+    let peer = peer.expect("connect starts");
+    let is_up = |two: &Two| two.seen_a.contains(&Event::Connected { peer });
+    let is_over = |two: &Two| {
+        two.seen_a.iter().any(|event| matches!(event, Event::PeerDown { peer: down, .. } if *down == peer))
+    };
+    let mut was_up = false;
+    while !is_over(&two) {
+        if is_up(&two) && !std::mem::replace(&mut was_up, true) {
+            timed(&mut || two.a.disconnect(peer));
+        }
+        written += 1;
+        let request = two.slot_write(written, 64);
+        two.post(request);
+        while two.completion_at_a(written).is_none() {
+            timed(&mut || two.step());
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "it never ends");
+    }
+    // Made, bound, connected, stopped and destroyed: five commands for each of two pairs and more, one after another.
+    assert!(was_up && start.elapsed() >= 10 * TAKES, "{:?}", start.elapsed());
+    // A busy machine may stop this thread for once.
+    assert!(slow_calls <= 2, "{slow_calls} calls waited for commands, of {written} writes");
+    assert!(written > 100, "{written}");
+}
+
+/// Connections that end, and fabrics that go, while their pairs are being made.
+#[test]
+fn an_end_waits_for_the_pairs_that_are_being_made() {
+    let (mut two, device_a, device_b) = two(&small());
+    let slow = Faults { command_takes: Duration::from_millis(20), ..Faults::default() };
+    device_a.set_faults(slow);
+    device_b.set_faults(slow);
+    let address = two.b.listening_on().expect("listening").to_string();
+    for pause in [0, 15, 40, 70, 100, 150] {
+        let peer = two.a.connect(&address).expect("connect starts");
+        let until = Instant::now() + Duration::from_millis(pause);
+        two.until("a moment in it", |_| Instant::now() >= until);
+        two.a.disconnect(peer);
+        two.until("the end", |two| {
+            two.seen_a
+                .iter()
+                .any(|event| matches!(event, Event::PeerDown { peer: down, .. } if *down == peer))
+        });
+        two.until("both are rid of it", |two| (two.a.connection_count(), two.b.connection_count()) == (1, 1));
+        assert_eq!((device_a.usage().queue_pairs, device_b.usage().queue_pairs), (2, 2), "after {pause} ms");
+    }
+    two.seen_a.clear();
+    two.write_and_wait(1, 64);
+    two.a.connect(&address).expect("connect starts");
+    let until = Instant::now() + Duration::from_millis(30);
+    two.until("a moment in it", |_| Instant::now() >= until);
+    drop(two);
+    assert_eq!((device_a.usage(), device_b.usage()), (Default::default(), Default::default()));
 }
 
 #[test]

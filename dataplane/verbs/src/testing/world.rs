@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use rustix::event::EventfdFlags;
 
@@ -23,6 +24,8 @@ pub struct Faults {
     pub create_pair_fails_after: Option<u32>,
     /// `ibv_reg_mr` makes so many more regions, then returns ENOMEM.
     pub register_fails_after: Option<u32>,
+    /// How long `ibv_create_qp`, `ibv_modify_qp` and `ibv_destroy_qp` take.
+    pub command_takes: Duration,
     /// `ibv_modify_qp` to the error state and `ibv_destroy_qp` fail with EIO, and the pairs go on.
     pub pairs_go_on: bool,
     /// So many more work requests are carried out, then one completes with this `enum ibv_wc_status`.

@@ -11,6 +11,14 @@ use crate::ffi::{
     SendWorkRequest, WorkCompletion,
 };
 
+/// Lets as much time pass as a command takes; meanwhile other threads use the device.
+fn take_time(context: u32) {
+    let takes = World::lock().device_of_context(context).map(|device| device.faults.command_takes);
+    if let Some(takes) = takes.filter(|takes| !takes.is_zero()) {
+        std::thread::sleep(takes);
+    }
+}
+
 pub(super) unsafe extern "C" fn create_queue_pair(
     domain: *mut ProtectionDomain,
     init: *mut QueuePairInit,
@@ -27,6 +35,7 @@ pub(super) unsafe extern "C" fn create_queue_pair(
     }
     let context = field!(domain, context);
     let number = context_of(context);
+    take_time(number);
     let mut world = World::lock();
     let used = world.pairs.values().filter(|pair| pair.context == number).count();
     let strikes = world
@@ -73,6 +82,7 @@ pub(super) unsafe extern "C" fn create_queue_pair(
 
 pub(super) unsafe extern "C" fn destroy_queue_pair(pair: *mut QueuePair) -> c_int {
     let (number, context) = (field!(pair, number), context_of(field!(pair, context)));
+    take_time(context);
     let mut world = World::lock();
     if world.device_of_context(context).is_some_and(|device| device.faults.pairs_go_on) {
         return Errno::IO.raw_os_error();
@@ -117,6 +127,7 @@ pub(super) unsafe extern "C" fn modify_queue_pair(
     // SAFETY: the caller passes a complete struct.
     let wanted = unsafe { attributes.read() };
     let context = context_of(field!(pair, context));
+    take_time(context);
     let mut world = World::lock();
     let goes_on = world.device_of_context(context).is_some_and(|device| device.faults.pairs_go_on);
     if goes_on && wanted.state == ffi::QPS_ERR {
