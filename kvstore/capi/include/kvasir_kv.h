@@ -22,8 +22,8 @@
  *
  * Threads: every function may be called from any thread, also on the same handle at a time.
  * The store has threads of its own: one that copies blocks, those that drive the disk, `queue.threads`, with [transfer]
- * one that sends and receives, and with [device] one for saves and one for loads of CUDA memory, each of which carries
- * out one transfer after the other.
+ * one that sends and receives, and with [device] one for saves and one for loads of CUDA memory, with both one for pushes
+ * and one for arrivals, each of which carries out one transfer after the other.
  * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds
  * at most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the
  * disk, kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses
@@ -134,6 +134,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *     ordinal = 0               # the driver's number of the device; 0 to 255
  *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for
  *                               # loads: at least a slot in each; "1 MiB" to "1 TiB"
+ *     handoff_capacity = "256 MiB" # memory of the device through which blocks of hand-offs go, taken with [transfer] only
  *
  * Hand-offs need one section more, and RDMA may have another; without [transfer] nothing listens:
  *
@@ -406,6 +407,7 @@ typedef struct kvasir_kv_handoff {
     uint32_t layers;      /* of a push: how many; otherwise 0 */
     uint32_t deadline_ms; /* of an expectation: how long to wait for all of it; otherwise 0 */
     uint32_t reserved;    /* 0 */
+    void *event;          /* null, or a recorded CUDA event (CUevent) of all earlier work on the blocks; null for host memory */
 } kvasir_kv_handoff;
 
 /*
@@ -426,8 +428,12 @@ typedef struct kvasir_kv_handoff {
  * Every hand-off that was pushed is ended by kvasir_kv_end_handoff or kvasir_kv_cancel_handoff, whatever became of it:
  * until then the library keeps a record of it.
  *
- * The tensors lie in host memory, and their planes are layers in equal groups: with `transfer.layers` = 32 and 64 planes,
- * the first two are the first layer's. Each group has `rows` * `heads` * `head_bytes` bytes of a block.
+ * The planes of the tensors are layers in equal groups: with `transfer.layers` = 32 and 64 planes,
+ * the first two are the first layer's. Each group has `rows` * `heads` * `head_bytes` bytes of a block. The tensors lie in
+ * host memory, or with [device] in that device's: a kernel copies their blocks into memory of the library's on the device
+ * (`device.handoff_capacity`), from where they take the way through pinned host memory (`transfer.capacity`, of which half
+ * is for what is received, so that an expectation of more blocks than that is THROTTLED or a MISS). The two sides of a
+ * hand-off need not be alike in this. The device's work begins when `event` has passed.
  *
  * A push completes when its layers were copied into memory of the library's: the blocks may change from then on. OK, MISS
  * (nobody wants the transfer any more: pushes need not go on), or THROTTLED (no memory: the transfer is given up, and the
@@ -437,8 +443,8 @@ typedef struct kvasir_kv_handoff {
  * memory). `payload_bytes` is how many of them are there, from the first on: each byte of those has been verified.
  * Blocks beyond them are untouched. `meta_bytes` is the reason.
  *
- * The blocks' memory must stay, untouched by others (a push: unchanged), until the completion was polled or
- * kvasir_kv_close returned. Peers never reach it: they write to the library's memory.
+ * The blocks' memory and the event must stay, the memory untouched by others (a push: unchanged), until the completion was
+ * polled or kvasir_kv_close returned; tensors of a device until they were unregistered. Peers never reach it: they write to the library's memory.
  */
 int32_t kvasir_kv_submit_handoff(kvasir_kv *handle, const kvasir_kv_handoff *handoff);
 

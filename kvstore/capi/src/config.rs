@@ -15,6 +15,8 @@ use serde::{Deserialize, Deserializer};
 use crate::format::HEAD_BYTES_MAX;
 use crate::status::{Failure, Status};
 
+/// Slots of hand-offs begin at multiples of this.
+pub(crate) const SLOT_GRAIN: u64 = 64;
 /// Slots are whole pages.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 const UNITS: [(&str, u64); 5] =
@@ -204,6 +206,8 @@ pub(crate) struct DeviceSettings {
     pub(crate) ordinal: u64,
     /// The device's memory through which blocks go, half of it for each direction. 1 MiB to 1 TiB.
     pub(crate) staging: Size,
+    /// The device's memory through which blocks of hand-offs go. 1 MiB to 1 TiB, and at least a block.
+    pub(crate) handoff_capacity: Size,
 }
 
 /// Transports of hand-offs.
@@ -362,7 +366,7 @@ impl Default for RdmaSettings {
 
 impl Default for DeviceSettings {
     fn default() -> Self {
-        Self { ordinal: 0, staging: Size(64 << 20) }
+        Self { ordinal: 0, staging: Size(64 << 20), handoff_capacity: Size(256 << 20) }
     }
 }
 
@@ -433,6 +437,7 @@ impl Settings {
             ("disk_tier.write_bandwidth", disk_tier.write_bandwidth, Size(0), Size(1 << 40)),
             ("disk_tier.write_per_day", disk_tier.write_per_day, Size(0), Size(1 << 50)),
             ("device.staging", device.staging, Size(1 << 20), Size(1 << 40)),
+            ("device.handoff_capacity", device.handoff_capacity, Size(1 << 20), Size(1 << 40)),
             ("transfer.capacity", transfer.capacity, Size(1), Size(1 << 44)),
             ("transfer.head_bytes", transfer.head_bytes, Size(1), Size(4 << 30)),
         ];
@@ -496,6 +501,15 @@ impl Settings {
             ));
         }
         misfits.extend(self.transfer.iter().flat_map(TransferSettings::misfits));
+        if let (Some(device), Some(transfer)) = (&self.device, &self.transfer) {
+            let (capacity, block_bytes) = (device.handoff_capacity, transfer.block_bytes());
+            if !(1..u64::from(u32::MAX)).contains(&(capacity.0 / block_bytes.saturating_add(SLOT_GRAIN))) {
+                let slots = capacity.0 / block_bytes.saturating_add(SLOT_GRAIN);
+                misfits.push(format!(
+                    "device.handoff_capacity = {capacity} has room for {slots} blocks of {block_bytes} bytes"
+                ));
+            }
+        }
         if disk_tier.capacity.0 > 0 {
             if disk_tier.path.is_empty() {
                 misfits.push(format!(

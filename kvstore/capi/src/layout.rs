@@ -47,7 +47,7 @@ const _: () = {
     assert!(offset_of!(Transfer, identities) == 24 && offset_of!(Transfer, blocks) == 32);
     assert!(offset_of!(Transfer, count) == 40 && offset_of!(Transfer, event) == 48);
 
-    assert!(size_of::<HandOff>() == 96 && align_of::<HandOff>() == 8);
+    assert!(size_of::<HandOff>() == 104 && align_of::<HandOff>() == 8);
     assert!(offset_of!(HandOff, user) == 0 && offset_of!(HandOff, operation) == 8);
     assert!(offset_of!(HandOff, first_block) == 12 && offset_of!(HandOff, content) == 16);
     assert!(offset_of!(HandOff, tensors) == 32 && offset_of!(HandOff, blocks) == 40);
@@ -55,6 +55,7 @@ const _: () = {
     assert!(offset_of!(HandOff, transfer_count) == 64 && offset_of!(HandOff, addresses) == 72);
     assert!(offset_of!(HandOff, first_layer) == 80 && offset_of!(HandOff, layers) == 84);
     assert!(offset_of!(HandOff, deadline_ms) == 88 && offset_of!(HandOff, reserved) == 92);
+    assert!(offset_of!(HandOff, event) == 96);
 
     assert!(size_of::<HandOffStatistics>() == 72 && align_of::<HandOffStatistics>() == 8);
     assert!(offset_of!(HandOffStatistics, bytes_sent) == 48);

@@ -345,7 +345,7 @@ impl Common {
             Work::Copying(copying) => {
                 drop(state);
                 // SAFETY: as above.
-                Some(by_store(|| unsafe { copying.carry_out() }))
+                Some(by_store(|| unsafe { copying.carry_out_on_host() }))
             }
         };
         (self.state(), outcome)

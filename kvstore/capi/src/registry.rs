@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::device::Places;
+use crate::handoff::HandOffRoutes;
 use crate::lock::lock;
 use crate::status::{Failure, Status};
 use crate::tensors::PagedTensors;
@@ -30,9 +31,17 @@ struct Known {
 struct Registered {
     id: u64,
     tensors: PagedTensors,
-    /// On a device: of each lane.
-    places: Option<[Places; 2]>,
+    on_device: Option<OnDevice>,
     uses: Arc<Uses>,
+}
+
+/// What belongs to tensors in a device's memory.
+#[derive(Debug)]
+pub(crate) struct OnDevice {
+    /// Of each lane of saves and loads.
+    pub(crate) places: [Places; 2],
+    /// `None`: their planes are not cut as hand-offs want them, or there are no hand-offs.
+    pub(crate) handoff: Option<HandOffRoutes>,
 }
 
 /// Beside the tensors, so that who ends a use has let go of them before it says so.
@@ -64,14 +73,14 @@ impl Registry {
     }
 
     /// Makes tensors known; returns their number, or `None` when [`REGISTERED_MAX`] are.
-    pub(crate) fn add(&self, tensors: PagedTensors, places: Option<[Places; 2]>) -> Option<u64> {
+    pub(crate) fn add(&self, tensors: PagedTensors, on_device: Option<OnDevice>) -> Option<u64> {
         let mut known = lock(&self.known);
         if known.all.len() == REGISTERED_MAX {
             return None;
         }
         let id = known.next;
         known.next += 1;
-        let registered = Registered { id, tensors, places, uses: Arc::default() };
+        let registered = Registered { id, tensors, on_device, uses: Arc::default() };
         known.all.insert(id, Arc::new(registered));
         Some(id)
     }
@@ -104,7 +113,12 @@ impl InUse {
 
     /// Their places in each lane of a device; `None` when they lie in host memory.
     pub(crate) fn places(&self) -> Option<&[Places; 2]> {
-        self.registered.places.as_ref()
+        self.registered.on_device.as_ref().map(|on_device| &on_device.places)
+    }
+
+    /// Their ways to the device's slots of hand-offs, if they have some.
+    pub(crate) fn handoff_routes(&self) -> Option<&HandOffRoutes> {
+        self.registered.on_device.as_ref()?.handoff.as_ref()
     }
 }
 

@@ -45,6 +45,15 @@ pub(crate) enum Memory {
     Cuda(u32),
 }
 
+impl std::fmt::Display for Memory {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => formatter.write_str("host memory"),
+            Self::Cuda(ordinal) => write!(formatter, "memory of CUDA device {ordinal}"),
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlaneRange {
     pub(crate) start: NonNull<u8>,

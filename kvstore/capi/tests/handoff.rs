@@ -165,6 +165,7 @@ impl Engine {
             layers: 0,
             deadline_ms: 0,
             reserved: 0,
+            event: std::ptr::null_mut(),
         }
     }
 

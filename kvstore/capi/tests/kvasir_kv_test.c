@@ -52,7 +52,7 @@ ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 112 && offsetof(kvasir
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
 ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
 ASSERT_LAYOUT(statistics_damaged, offsetof(kvasir_kv_statistics, damaged) == 104);
-ASSERT_LAYOUT(handoff, sizeof(kvasir_kv_handoff) == 96 && offsetof(kvasir_kv_handoff, operation) == 8);
+ASSERT_LAYOUT(handoff, sizeof(kvasir_kv_handoff) == 104 && offsetof(kvasir_kv_handoff, operation) == 8);
 ASSERT_LAYOUT(handoff_first_block, offsetof(kvasir_kv_handoff, first_block) == 12);
 ASSERT_LAYOUT(handoff_content, offsetof(kvasir_kv_handoff, content) == 16);
 ASSERT_LAYOUT(handoff_tensors, offsetof(kvasir_kv_handoff, tensors) == 32);
@@ -64,6 +64,7 @@ ASSERT_LAYOUT(handoff_addresses, offsetof(kvasir_kv_handoff, addresses) == 72);
 ASSERT_LAYOUT(handoff_layers, offsetof(kvasir_kv_handoff, first_layer) == 80 && offsetof(kvasir_kv_handoff, layers) == 84);
 ASSERT_LAYOUT(handoff_deadline, offsetof(kvasir_kv_handoff, deadline_ms) == 88);
 ASSERT_LAYOUT(handoff_reserved, offsetof(kvasir_kv_handoff, reserved) == 92);
+ASSERT_LAYOUT(handoff_event, offsetof(kvasir_kv_handoff, event) == 96);
 ASSERT_LAYOUT(handoff_statistics, sizeof(kvasir_kv_handoff_statistics) == 72);
 ASSERT_LAYOUT(handoff_bytes_sent, offsetof(kvasir_kv_handoff_statistics, bytes_sent) == 48);
 ASSERT_LAYOUT(handoff_slots_used, offsetof(kvasir_kv_handoff_statistics, slots_used) == 64);

@@ -134,6 +134,7 @@ class _HandOff(ctypes.Structure):
         ("layers", ctypes.c_uint32),
         ("deadline_ms", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
+        ("event", ctypes.c_void_p),
     ]
 
 
@@ -335,13 +336,15 @@ class Store:
         first_block: int,
         blocks: Sequence[int],
         layers: range,
+        event: int = 0,
     ) -> bool:
         """Sends these layers of blocks to whoever expects the transfers; false when the queue is full.
 
-        The blocks must stay as they are until the completion with this `user` was polled.
+        The blocks must stay as they are until the completion with this `user` was polled. `event` is as for `submit`.
         """
         part = self._part(user, Operation.PUSH, transfers, content, tensors, first_block, blocks)
         part.first_layer, part.layers = layers.start, len(layers)
+        part.event = event or None
         return self._library.call("submit_handoff", self._handle, ctypes.byref(part)) == Status.OK
 
     def expect(
@@ -353,14 +356,16 @@ class Store:
         first_block: int,
         blocks: Sequence[int],
         deadline: float,
+        event: int = 0,
     ) -> bool:
         """Receives blocks within so many seconds; false when the queue is full.
 
         `senders` has the address of the process that sends a share, by its transfer. The blocks must not be used until the
-        completion with this `user` was polled.
+        completion with this `user` was polled. `event` is as for `submit`.
         """
         part = self._part(user, Operation.EXPECT, list(senders), content, tensors, first_block, blocks)
         part.deadline_ms = min(int(deadline * 1000), 0xFFFF_FFFF)
+        part.event = event or None
         part.addresses = (ctypes.c_char_p * len(senders))(*(address.encode() for address in senders.values()))
         return self._library.call("submit_handoff", self._handle, ctypes.byref(part)) == Status.OK
 

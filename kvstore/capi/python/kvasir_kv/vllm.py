@@ -16,8 +16,8 @@ What this cannot keep right is refused at the start: several groups of KV caches
 parallel engines, hashes that are not collision resistant, sleep mode, and scales of a quantised cache that are
 computed as requests come.
 
-Tested on a CPU. The path for CUDA differs only in what `vllm_engine.memory_of` gives, an event for each step among it,
-and in the library's copies; it has not been run with vLLM on a GPU.
+Tested on a CPU. The path for CUDA differs only in what `vllm_engine.memory_of` gives, an event for each step and for each
+layer that is handed over among it, and in the library's copies; it has not been run with vLLM on a GPU.
 """
 
 import os
@@ -151,10 +151,6 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         blocks = self._kv_cache_config.num_blocks
         found = layout(kv_caches, blocks)
         memory, device, record = memory_of(kv_caches)
-        if self._settings.transfer is not None and memory is not Memory.HOST:
-            raise ValueError(
-                "KvasirConnector: the store's section transfer needs KV caches in host memory; these are in CUDA memory"
-            )
         name = worker_name(self._vllm_config)
         number, pieces = self._process_number, self._pieces(found)
         text = self._settings.toml(found.block_bytes, name, device if memory is Memory.CUDA else None, number, pieces)

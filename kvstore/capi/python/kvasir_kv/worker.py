@@ -94,8 +94,8 @@ class Worker:
         self._layer_of = {name: at for at, name in enumerate(handoff.layers)} if handoff is not None else {}
         self._pushing: list[_Pushing] = []
         """Those of this step, and those that the queue had no room for."""
-        self._pushed: dict[int, tuple[_Pushing, int]] = {}
-        """By the number of each submission, with its layers."""
+        self._pushed: dict[int, tuple[_Pushing, int, Event]] = {}
+        """By the number of each submission, with its layers and the engine's work that it waits for."""
         self._computed: set[int] = set()
         """Layers that the engine has computed in this step, and how many of them there are from the first on."""
         self._computed_layers = 0
@@ -270,12 +270,15 @@ class Worker:
         for pushing in self._pushing:
             # Those of earlier steps are computed as a whole.
             pushing.computed = max(pushing.computed, computed)
-        for pushing in self._pushing:
-            if pushing.submitted < pushing.computed and not self._push_one(pushing):
+        ready = [pushing for pushing in self._pushing if pushing.submitted < pushing.computed]
+        # One event stands for all work that has been submitted so far.
+        event = self._record() if ready else Event()
+        for pushing in ready:
+            if not self._push_one(pushing, event):
                 break
         self._pushing = [one for one in self._pushing if one.submitted < len(self._layer_of)]
 
-    def _push_one(self, pushing: _Pushing) -> bool:
+    def _push_one(self, pushing: _Pushing, event: Event) -> bool:
         """Submits the layers of a push that are computed; false when the queue is full."""
         assert self._handoff is not None
         job, layers = pushing.job, range(pushing.submitted, pushing.computed)
@@ -292,6 +295,7 @@ class Worker:
                     job.first_block,
                     job.blocks,
                     layers,
+                    event.handle,
                 )
             except StoreError as problem:
                 taken, failure = True, str(problem)
@@ -301,7 +305,7 @@ class Worker:
                 self._counters["throttled_transfers"] += 1
                 return False
         pushing.submitted = pushing.computed
-        self._pushed[number] = (pushing, len(layers))
+        self._pushed[number] = (pushing, len(layers), event)
         if failure or is_unwanted:
             self._layers_copied(number, 0 if pushing.transfers else len(job.blocks), failure)
         if job.is_last and pushing.submitted == len(self._layer_of):
@@ -311,7 +315,7 @@ class Worker:
         return True
 
     def _layers_copied(self, number: int, blocks: int, failure: str) -> None:
-        pushing, layers = self._pushed.pop(number)
+        pushing, layers, _ = self._pushed.pop(number)
         job = pushing.job
         if failure:
             self._failed("push", failure)
@@ -363,7 +367,14 @@ class Worker:
             raise StoreError("expect", Status.INVALID_ARGUMENT, f"no transport leads to {source.leg.source}")
         tensors, deadline = self._handoff.tensors, self._handoff.deadline
         return self._store.expect(
-            job.job, senders, source.content, tensors, source.first_block, job.blocks, deadline
+            job.job,
+            senders,
+            source.content,
+            tensors,
+            source.first_block,
+            job.blocks,
+            deadline,
+            transfer.event.handle,
         )
 
     def _finish(self, completion: Completion) -> None:

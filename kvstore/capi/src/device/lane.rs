@@ -8,13 +8,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
 
-use dataplane_cuda::{CudaError, DeviceSlab};
-use dataplane_gpu::{Finished, KernelQueue, Refusal};
+use dataplane_cuda::DeviceSlab;
+use dataplane_gpu::KernelQueue;
 use dataplane_memory::SlotRef;
 use kvstore_store::Moved;
 
+use super::launch::settle;
 use super::prepared::{Listening, PreparedLane};
 use super::{Places, failed};
 use crate::operation::Outcome;
@@ -22,13 +22,6 @@ use crate::queue::Completions;
 use crate::status::{Failure, Status};
 use crate::store::StoreBackend;
 use crate::transfer::{Blocks, Direction};
-
-/// Kernels take microseconds: the device is asked again at once, and after this with pauses.
-const SPIN_MAX: Duration = Duration::from_millis(1);
-/// Pause before the device is asked again whether it has finished.
-const KERNEL_PAUSE: Duration = Duration::from_micros(20);
-/// The token of a batch that takes or compares checksums; others have 0.
-pub(super) const SUMS: u64 = 1;
 
 /// A transfer of blocks in a device's memory, which the queue has admitted.
 pub(crate) struct Job {
@@ -95,22 +88,13 @@ impl Lane {
             let done = catch_unwind(AssertUnwindSafe(|| self.carry_out(&job)));
             let outcome = done.unwrap_or_else(|_| {
                 self.is_broken = true;
-                self.settle();
+                settle(&mut self.queue);
                 Err(Failure::new(Status::Panicked, "a bug in a device's transfer"))
             });
             // Whoever unregisters the tensors may go on.
             drop(job);
             self.completions.complete(user, identities, outcome);
         }
-    }
-
-    /// Waits for what a transfer that panicked has left on the stream, and lets go of the tensors that it was given:
-    /// the completion says that the device's work is over.
-    fn settle(&mut self) {
-        // An error is a device that is lost, which works on nothing any more.
-        let _lost = self.queue.stream().synchronise();
-        // All batches are over, so one look finds them. The bug may be there too.
-        let _panicked = catch_unwind(AssertUnwindSafe(|| self.queue.poll(usize::MAX, |_| {})));
     }
 
     pub(super) fn is_closing(&self) -> bool {
@@ -151,47 +135,6 @@ impl Lane {
             return Err(Failure::new(Status::Failed, "staging slots are missing"));
         }
         Ok(slots)
-    }
-
-    /// Launches what `start` puts on the stream, and waits for all of it. `sums` gets the end of batches with the token [`SUMS`];
-    /// of others each item must have been done.
-    pub(super) fn launch(
-        &mut self,
-        start: impl FnOnce(&mut KernelQueue) -> Result<(), Refusal>,
-        mut sums: impl FnMut(&Finished<'_>),
-    ) -> Result<(), Failure> {
-        let result = start(&mut self.queue).map_err(|refusal| failed("launch", &refusal));
-        // Also after a refusal: what is on the stream must be over before anybody uses the slots again.
-        let mut device: Result<(), CudaError> = Ok(());
-        let mut has_refused_items = false;
-        let began = Instant::now();
-        while self.queue.in_flight() > 0 {
-            let ended = self.queue.poll(usize::MAX, |end| {
-                device = device.and(end.result);
-                if end.token == SUMS {
-                    sums(&end);
-                } else {
-                    has_refused_items |= end.statuses.iter().any(|status| *status != 0);
-                }
-            });
-            if ended > 0 {
-                continue;
-            }
-            if began.elapsed() < SPIN_MAX {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(KERNEL_PAUSE);
-            }
-        }
-        result?;
-        device.map_err(|error| failed("the device", &error))?;
-        if has_refused_items {
-            return Err(Failure::new(
-                Status::Panicked,
-                "a kernel has refused a block that was checked before",
-            ));
-        }
-        Ok(())
     }
 
     /// The next report of the store's thread to this lane.

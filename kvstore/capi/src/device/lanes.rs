@@ -33,7 +33,7 @@ impl Lanes {
         store: &Arc<StoreBackend>,
         completions: &Completions,
     ) -> Result<Self, Failure> {
-        let Prepared { device, lanes, listening } = prepared;
+        let Prepared { device, lanes, listening, .. } = prepared;
         let staging = lanes.each_ref().map(|lane| Arc::clone(&lane.staging));
         let ((save, saves), (load, loads)) = (channel(), channel());
         let is_closing = Arc::new(AtomicBool::new(false));

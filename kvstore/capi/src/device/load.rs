@@ -14,7 +14,8 @@ use kvstore_block::BlockIdentity;
 use kvstore_store::{HostBlock, Moved, Onboard, Throttled};
 
 use super::Places;
-use super::lane::{Lane, SUMS};
+use super::lane::Lane;
+use super::launch::{SUMS, launch};
 use crate::format::HEAD_BYTES_MIN;
 use crate::status::{Failure, Status};
 use crate::store::{QUEUE_PAUSE, READ_MAX};
@@ -179,7 +180,8 @@ impl Lane {
             .map(|(slot, block)| Pair { block: *block, slot: *slot })
             .collect();
         let mut good = None;
-        self.launch(
+        launch(
+            &mut self.queue,
             |queue| {
                 queue.verify(&places.sums, &filled, &checksums, SUMS)?;
                 places.routes.iter().try_for_each(|route| queue.scatter(route, &pairs, Sums::None, 0))

@@ -17,6 +17,7 @@
 
 mod lane;
 mod lanes;
+mod launch;
 mod load;
 mod places;
 mod prepared;
@@ -24,7 +25,8 @@ mod save;
 
 pub(crate) use lane::Job;
 pub(crate) use lanes::Lanes;
-pub(crate) use places::Places;
+pub(crate) use launch::{launch, settle};
+pub(crate) use places::{GROUPS_MAX, Group, ITEMS_MAX, Places};
 pub(crate) use prepared::{MakeKernels, Prepared, Reports};
 
 use crate::status::{Failure, Status};
@@ -33,6 +35,6 @@ use crate::status::{Failure, Status};
 const SAVE: usize = 0;
 const LOAD: usize = 1;
 
-fn failed(what: &str, error: &dyn std::fmt::Display) -> Failure {
+pub(crate) fn failed(what: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::new(Status::Failed, format!("{what}: {error}"))
 }

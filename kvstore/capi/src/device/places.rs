@@ -50,8 +50,8 @@ fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::new(Status::InvalidArgument, format!("planes: {error}"))
 }
 
-/// A group: where its first piece lies in a slot, and its planes on the device.
-struct Group {
+/// Neighbouring planes of one shape: where the first piece lies in a slot, and the planes on the device.
+pub(crate) struct Group {
     first_byte: u64,
     bytes: u32,
     count: u32,
@@ -93,21 +93,25 @@ impl Places {
         let memory: Arc<dyn DeviceMemory> = slots.clone();
         let slab = Slab::on_device("kvasir-staging", layout, memory)
             .map_err(|error| Failure::new(Status::Failed, format!("staging slots: {error}")))?;
-        let route = |group: &Group| {
-            let packed = SlotLayout::new(group.count, 1, 1, group.bytes);
-            let layout = SlotLayout { first_byte: group.first_byte, ..packed };
-            CopyRoute::new(group.tensors.clone(), slots.clone(), layout, HeadRange::all(1)).map_err(no_route)
-        };
-        let routes = groups.iter().map(route).collect::<Result<Vec<_>, _>>()?;
+        let routes = groups.iter().map(|group| group.route(&slots)).collect::<Result<Vec<_>, _>>()?;
         let sums = SlotRoute::new(slots, block_bytes as u64).map_err(no_route)?;
         Ok(Self { routes, sums, pool: SlotPool::new(Arc::new(slab)), block_bytes })
     }
 }
 
 impl Group {
+    /// The way between these planes and slots.
+    pub(crate) fn route(&self, slots: &Arc<DeviceSlab>) -> Result<CopyRoute, Failure> {
+        let packed = SlotLayout::new(self.count, 1, 1, self.bytes);
+        let layout = SlotLayout { first_byte: self.first_byte, ..packed };
+        CopyRoute::new(self.tensors.clone(), slots.clone(), layout, HeadRange::all(1)).map_err(no_route)
+    }
+
+    /// `planes` have one shape; their pieces lie in a slot from `first_byte` on.
+    ///
     /// # Safety
     /// As for [`Places::new`].
-    unsafe fn new(
+    pub(crate) unsafe fn new(
         device: &Device,
         planes: &[PlaneRange],
         blocks: u64,

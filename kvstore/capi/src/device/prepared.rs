@@ -20,6 +20,9 @@ pub(crate) type MakeKernels<'a> = &'a dyn Fn(&Device) -> Result<LayoutKernels, K
 /// What lanes are made from.
 pub(crate) struct Prepared {
     pub(crate) device: Device,
+    pub(crate) kernels: Arc<LayoutKernels>,
+    /// Bytes of the device's memory for hand-offs.
+    pub(crate) handoff_capacity: u64,
     pub(crate) lanes: [PreparedLane; 2],
     pub(super) listening: Listening,
 }
@@ -110,6 +113,11 @@ impl Prepared {
         let lanes = [lane(0, Priority::Background, saved)?, lane(bytes, Priority::Urgent, loaded)?];
         let listening = Listening::default();
         let reports = Reports { lanes: [save, load], listening: listening.clone() };
-        Ok((Self { device, lanes, listening }, reports, builder.copier(Box::new(copier))))
+        let handoff_capacity = settings.handoff_capacity.0;
+        Ok((
+            Self { device, kernels, handoff_capacity, lanes, listening },
+            reports,
+            builder.copier(Box::new(copier)),
+        ))
     }
 }

@@ -8,7 +8,8 @@ use kvstore_block::BlockIdentity;
 use kvstore_store::{Moved, Offload, Throttled};
 
 use super::Places;
-use super::lane::{Lane, SUMS};
+use super::lane::Lane;
+use super::launch::{SUMS, launch};
 use crate::backend::Identity;
 use crate::status::{Failure, Status};
 use crate::store::{QUEUE_PAUSE, description};
@@ -57,7 +58,8 @@ impl Lane {
             .collect();
         let gathered: Vec<u32> = slots.iter().map(SlotRef::slot).collect();
         let mut checksums = Vec::with_capacity(slots.len());
-        self.launch(
+        launch(
+            &mut self.queue,
             |queue| {
                 for route in &places.routes {
                     queue.gather(route, &pairs, Sums::None, 0)?;

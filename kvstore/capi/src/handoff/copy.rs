@@ -4,12 +4,44 @@ use std::ops::Range;
 
 use dataplane_memory::SlotRef;
 
+use super::device::DeviceEvent;
+use crate::registry::InUse;
 use crate::status::{Failure, Status};
 use crate::tensors::{Memory, PagedTensors, PlaneRange};
 
-/// The layers of a block.
+/// Copies blocks between tensors and slots. The tensors have passed [`Shape::check`], the blocks' numbers are theirs, and there
+/// is a slot for each.
+pub(crate) trait BlockCopier {
+    /// Copies layers of blocks into slots.
+    ///
+    /// # Safety
+    /// The blocks' memory must be readable and unchanged, and the event must live, for the time of the call; nobody else may use
+    /// these layers of the slots.
+    unsafe fn gather(
+        &mut self,
+        tensors: &InUse,
+        places: (&[u64], &[SlotRef]),
+        layers: Range<u16>,
+        event: DeviceEvent,
+    ) -> Result<(), Failure>;
+
+    /// Copies slots into blocks.
+    ///
+    /// # Safety
+    /// The blocks' memory must be writable and nobody else's, and the event must live, for the time of the call; nobody may write
+    /// to the slots.
+    unsafe fn scatter(
+        &mut self,
+        tensors: &InUse,
+        places: (&[u64], &[SlotRef]),
+        event: DeviceEvent,
+    ) -> Result<(), Failure>;
+}
+
+/// The layers of a block, and where the tensors of hand-offs lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
+    pub(crate) memory: Memory,
     pub(crate) layers: u16,
     pub(crate) layer_bytes: usize,
 }
@@ -19,10 +51,9 @@ impl Shape {
     pub(crate) fn check(&self, tensors: &PagedTensors) -> Result<(), Failure> {
         let wrong = |text: String| Err(Failure::new(Status::InvalidArgument, text));
         let (planes, layers) = (tensors.planes(), usize::from(self.layers));
-        if tensors.memory() != Memory::Host {
-            return wrong(
-                "hand-offs are of tensors in host memory: a device's are not supported yet".to_owned(),
-            );
+        if tensors.memory() != self.memory {
+            let (theirs, ours) = (tensors.memory(), self.memory);
+            return wrong(format!("the tensors lie in {theirs}, and hand-offs are of tensors in {ours}"));
         }
         if !planes.len().is_multiple_of(layers) {
             return wrong(format!("the tensors have {} planes, and a block {layers} layers", planes.len()));
@@ -39,54 +70,69 @@ impl Shape {
         Ok(())
     }
 
+    /// The planes of these layers, and where the first piece of them lies in a slot.
+    pub(crate) fn planes<'a>(
+        &self,
+        tensors: &'a PagedTensors,
+        layers: Range<u16>,
+    ) -> (&'a [PlaneRange], usize) {
+        let planes_each = tensors.planes().len() / usize::from(self.layers);
+        let planes =
+            &tensors.planes()[usize::from(layers.start) * planes_each..usize::from(layers.end) * planes_each];
+        (planes, usize::from(layers.start) * self.layer_bytes)
+    }
+
     /// Where each piece of these layers lies: its plane, and its place in a slot.
     fn pieces<'a>(
         &self,
         tensors: &'a PagedTensors,
         layers: Range<u16>,
     ) -> impl Iterator<Item = (&'a PlaneRange, usize)> {
-        let planes_each = tensors.planes().len() / usize::from(self.layers);
-        let planes =
-            &tensors.planes()[usize::from(layers.start) * planes_each..usize::from(layers.end) * planes_each];
-        let start = usize::from(layers.start) * self.layer_bytes;
+        let (planes, start) = self.planes(tensors, layers);
         planes.iter().scan(start, |offset, plane| {
             let at = *offset;
             *offset += plane.bytes;
             Some((plane, at))
         })
     }
+}
 
-    /// Copies layers of a block into a slot.
-    ///
-    /// # Safety
-    /// The block's memory must be readable and unchanged for the time of the call, and nobody else may use these layers of
-    /// the slot. The tensors have passed [`Self::check`], and the block's number is one of theirs.
-    pub(crate) unsafe fn copy_to_slot(
-        &self,
-        slot: &SlotRef,
-        tensors: &PagedTensors,
-        block: u64,
+/// Tensors in host memory, by the processor.
+pub(crate) struct HostCopier(pub(crate) Shape);
+
+impl BlockCopier for HostCopier {
+    unsafe fn gather(
+        &mut self,
+        tensors: &InUse,
+        (blocks, slots): (&[u64], &[SlotRef]),
         layers: Range<u16>,
-    ) {
-        for (plane, offset) in self.pieces(tensors, layers) {
-            let to = slot.slab().address(slot.slot(), offset, plane.bytes);
-            let from = plane.start.as_ptr().wrapping_add(block as usize * plane.stride);
-            // SAFETY: `from` is readable and `to` this call's alone by its contract; a slot is never an engine's memory.
-            unsafe { std::ptr::copy_nonoverlapping(from, to.as_ptr(), plane.bytes) };
+        _event: DeviceEvent,
+    ) -> Result<(), Failure> {
+        for (slot, &block) in slots.iter().zip(blocks) {
+            for (plane, offset) in self.0.pieces(tensors, layers.clone()) {
+                let to = slot.slab().address(slot.slot(), offset, plane.bytes);
+                let from = plane.start.as_ptr().wrapping_add(block as usize * plane.stride);
+                // SAFETY: `from` is readable and `to` this call's alone by its contract; a slot is never an engine's memory.
+                unsafe { std::ptr::copy_nonoverlapping(from, to.as_ptr(), plane.bytes) };
+            }
         }
+        Ok(())
     }
 
-    /// Copies a slot into a block.
-    ///
-    /// # Safety
-    /// The block's memory must be writable and nobody else's for the time of the call, and nobody may write to the slot. The
-    /// tensors have passed [`Self::check`], and the block's number is one of theirs.
-    pub(crate) unsafe fn copy_from_slot(&self, slot: &SlotRef, tensors: &PagedTensors, block: u64) {
-        for (plane, offset) in self.pieces(tensors, 0..self.layers) {
-            let from = slot.slab().address(slot.slot(), offset, plane.bytes);
-            let to = plane.start.as_ptr().wrapping_add(block as usize * plane.stride);
-            // SAFETY: `to` is this call's alone and `from` unchanged by its contract; a slot is never an engine's memory.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, plane.bytes) };
+    unsafe fn scatter(
+        &mut self,
+        tensors: &InUse,
+        (blocks, slots): (&[u64], &[SlotRef]),
+        _event: DeviceEvent,
+    ) -> Result<(), Failure> {
+        for (slot, &block) in slots.iter().zip(blocks) {
+            for (plane, offset) in self.0.pieces(tensors, 0..self.0.layers) {
+                let from = slot.slab().address(slot.slot(), offset, plane.bytes);
+                let to = plane.start.as_ptr().wrapping_add(block as usize * plane.stride);
+                // SAFETY: `to` is this call's alone and `from` unchanged by its contract; a slot is never an engine's memory.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, plane.bytes) };
+            }
         }
+        Ok(())
     }
 }

@@ -14,6 +14,7 @@
 //! lock for a moment, and waits only while the service has 16,384 commands to take.
 
 mod copy;
+mod device;
 mod open;
 mod state;
 
@@ -28,6 +29,9 @@ use dataplane_transfer::{
 };
 
 pub(crate) use copy::Shape;
+use copy::{BlockCopier, HostCopier};
+use device::DeviceLanes;
+pub(crate) use device::{DeviceEvent, DeviceParts, HandOffRoutes};
 use state::{Copied, Expected, Pushed, Transfers};
 
 use crate::lock::lock;
@@ -35,6 +39,7 @@ use crate::operation::Outcome;
 use crate::queue::{Completions, Submitted, Work};
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
+use crate::tensors::PagedTensors;
 
 /// The end of a received transfer, `kvasir_kv_ending` in C.
 #[repr(u32)]
@@ -144,6 +149,7 @@ pub(crate) struct Push {
     pub(crate) layers: Range<u16>,
     pub(crate) tensors: InUse,
     pub(crate) blocks: Vec<u64>,
+    pub(crate) event: DeviceEvent,
 }
 
 /// Blocks that another process sends.
@@ -157,12 +163,18 @@ pub(crate) struct Expect {
     pub(crate) patience: Duration,
     pub(crate) tensors: InUse,
     pub(crate) blocks: Vec<u64>,
+    pub(crate) event: DeviceEvent,
 }
 
 /// The hand-offs of one open store.
 pub(crate) struct HandOffs {
     shape: Shape,
+    /// Where the blocks of hand-offs lie, in the memory of the tensors.
     pool: Arc<SlotPool>,
+    /// Host slots on the way of blocks that lie in a device's memory.
+    staging_pool: Option<Arc<SlotPool>>,
+    /// What copies the blocks of a device.
+    device: Option<DeviceLanes>,
     completions: Completions,
     address: Addresses,
     counters: Arc<TransferCounters>,
@@ -191,6 +203,7 @@ enum Task {
         blocks: Vec<u64>,
         slots: Vec<SlotRef>,
         ending: Ending,
+        event: DeviceEvent,
     },
 }
 
@@ -222,6 +235,7 @@ impl HandOffs {
     /// Counters since the start.
     pub(crate) fn statistics(&self) -> HandOffStatistics {
         let counted = self.counters.snapshot();
+        let staged = self.staging_pool.as_ref().map_or(0, |pool| pool.used_count());
         let value =
             |name: &str| counted.iter().find(|(known, ..)| *known == name).map_or(0, |(.., value)| *value);
         HandOffStatistics {
@@ -233,7 +247,7 @@ impl HandOffs {
             peers_lost: value("peers_lost"),
             bytes_sent: value("bytes_sent"),
             checksum_failures: value("checksum_failures"),
-            slots_used: self.pool.used_count() as u64,
+            slots_used: (self.pool.used_count() + staged) as u64,
         }
     }
 
@@ -305,7 +319,7 @@ impl HandOffs {
     /// # Safety
     /// The blocks' memory must be usable for writes by nobody else until the completion was polled or the queue is closed.
     pub(crate) unsafe fn expect(self: &Arc<Self>, user: u64, expect: Expect) -> Result<Submitted, Failure> {
-        let Expect { senders, content, first_block, patience, tensors, blocks } = expect;
+        let Expect { senders, content, first_block, patience, tensors, blocks, event } = expect;
         let mut transfers = lock(&self.transfers);
         let all: Vec<TransferId> = senders.iter().map(|(transfer, _)| *transfer).collect();
         let is_known =
@@ -332,6 +346,7 @@ impl HandOffs {
             user,
             tensors,
             blocks,
+            event,
             waiting: all.clone(),
             transfers: all.clone(),
             arrived: None,
@@ -390,6 +405,9 @@ impl HandOffs {
     pub(crate) fn close(&self) {
         let service = self.service.write().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         drop(service);
+        if let Some(device) = &self.device {
+            device.close();
+        }
         *lock(&self.transfers) = Transfers::default();
     }
 
@@ -428,17 +446,22 @@ impl HandOffs {
         if !expected.waiting.is_empty() {
             return;
         }
-        let Some(Expected { user, tensors, blocks, arrived, ending, .. }) = transfers.end_expected(first)
+        let Some(Expected { user, tensors, blocks, event, arrived, ending, .. }) =
+            transfers.end_expected(first)
         else {
             return;
         };
         drop(transfers);
         let slots = arrived.unwrap_or_default();
-        self.hand_over(user, Task::Arrived { tensors, blocks, slots, ending });
+        self.hand_over(user, Task::Arrived { tensors, blocks, slots, ending, event });
     }
 
     fn hand_over(self: &Arc<Self>, user: u64, task: Task) {
-        self.completions.hand_over(user, Work::Copying(CopyTask { handoffs: Arc::clone(self), task }));
+        let task = CopyTask { handoffs: Arc::clone(self), task };
+        match &self.device {
+            Some(device) => device.submit(user, task),
+            None => self.completions.hand_over(user, Work::Copying(task)),
+        }
     }
 
     /// Hands a command to the service, which always drains its queue. After the close there is nobody to hand it to.
@@ -505,28 +528,45 @@ impl CopyTask {
         }
     }
 
+    fn is_push(&self) -> bool {
+        matches!(self.task, Task::Push(..))
+    }
+
+    /// Copies blocks of host memory.
+    ///
+    /// # Safety
+    /// As for [`Self::carry_out`].
+    pub(crate) unsafe fn carry_out_on_host(self) -> Result<Outcome, Failure> {
+        let mut copier = HostCopier(self.handoffs.shape);
+        // SAFETY: handed on to the caller.
+        unsafe { self.carry_out(&mut copier) }
+    }
+
     /// Copies.
     ///
     /// # Safety
-    /// The blocks of the tensors must be usable for the time of the call: a push's for reads, an arrival's for writes.
-    pub(crate) unsafe fn carry_out(self) -> Result<Outcome, Failure> {
+    /// The blocks of the tensors must be usable for the time of the call: a push's for reads, an arrival's for writes. So must
+    /// the event.
+    unsafe fn carry_out(self, copier: &mut impl BlockCopier) -> Result<Outcome, Failure> {
         let Self { handoffs, task } = self;
         match task {
             Task::Push(push, number) => {
                 let (first, count) = (push.transfers[0], push.blocks.len());
                 // SAFETY: readable by the contract of this function.
-                let copied = unsafe { handoffs.copy(push) };
-                let status = copied.as_ref().err().copied();
-                handoffs.copied(first, number, copied.ok());
-                Ok(status.map_or_else(
-                    || outcome(Status::Ok, count, Ending::Complete),
-                    |status| outcome(status, 0, Ending::Complete),
-                ))
+                let copied = unsafe { handoffs.copy(push, copier) };
+                let (copied, outcome) = match copied {
+                    Ok(copied) => (Some(copied), Ok(outcome(Status::Ok, count, Ending::Complete))),
+                    Err(NotCopied::Outcome(status)) => (None, Ok(outcome(status, 0, Ending::Complete))),
+                    Err(NotCopied::Failed(failure)) => (None, Err(failure)),
+                };
+                handoffs.copied(first, number, copied);
+                outcome
             }
-            Task::Arrived { tensors, blocks, slots, ending } => {
-                for (slot, &block) in slots.iter().zip(&blocks) {
-                    // SAFETY: writable by the contract of this function; the slot is verified and nobody writes to it.
-                    unsafe { handoffs.shape.copy_from_slot(slot, &tensors, block) };
+            Task::Arrived { tensors, blocks, slots, ending, event } => {
+                if !slots.is_empty() {
+                    let places = (&blocks[..slots.len()], &slots[..]);
+                    // SAFETY: writable by the contract of this function; the slots are verified and nobody writes to them.
+                    unsafe { copier.scatter(&tensors, places, event) }?;
                 }
                 let status = if slots.len() == blocks.len() { Status::Ok } else { Status::Miss };
                 Ok(outcome(status, slots.len(), ending))
@@ -535,22 +575,52 @@ impl CopyTask {
     }
 }
 
+/// Why a push is not in its slots.
+enum NotCopied {
+    /// Nobody wants it, or there is no slot.
+    Outcome(Status),
+    /// The device has failed.
+    Failed(Failure),
+}
+
 impl HandOffs {
-    /// Copies a push into its slots.
+    /// The ways between a device's tensors and the slots; `None` when these tensors are not cut as hand-offs want them, or
+    /// hand-offs are of host memory.
+    ///
+    /// # Safety
+    /// As for [`DeviceLanes::routes`].
+    pub(crate) unsafe fn routes(&self, tensors: &PagedTensors) -> Result<Option<HandOffRoutes>, Failure> {
+        let Some(device) = self.device.as_ref().filter(|_| self.shape.check(tensors).is_ok()) else {
+            return Ok(None);
+        };
+        // SAFETY: handed on to the caller.
+        unsafe { device.routes(&self.shape, tensors) }.map(Some)
+    }
+
+    /// Copies a push into its slots. What cannot be copied is given up, and the receivers are told.
     ///
     /// # Safety
     /// As for [`CopyTask::carry_out`].
-    unsafe fn copy(&self, push: Push) -> Result<Copied, Status> {
-        let slots = self.slots_of(&push).inspect_err(|&status| {
+    unsafe fn copy(&self, push: Push, copier: &mut impl BlockCopier) -> Result<Copied, NotCopied> {
+        let give_up = |transfers: &[TransferId]| {
+            transfers.iter().for_each(|&transfer| self.command(Command::Cancel { transfer }));
+        };
+        let slots = self.slots_of(&push).map_err(|status| {
             if status == Status::Throttled {
-                push.transfers.iter().for_each(|&transfer| self.command(Command::Cancel { transfer }));
+                give_up(&push.transfers);
             }
+            NotCopied::Outcome(status)
         })?;
-        let Push { content, first_block, layers, tensors, blocks, .. } = push;
-        for (slot, &block) in slots.iter().zip(&blocks) {
-            // SAFETY: readable by the contract of this function; these layers of the slot were not pushed before.
-            unsafe { self.shape.copy_to_slot(slot, &tensors, block, layers.clone()) };
-        }
+        let Push { transfers, content, first_block, layers, tensors, blocks, event } = push;
+        // SAFETY: readable by the contract of this function; these layers of the slots were not pushed before.
+        let copied = unsafe { copier.gather(&tensors, (&blocks, &slots), layers.clone(), event) };
+        copied.map_err(|failure| {
+            if let Some(pushed) = lock(&self.transfers).pushed.get_mut(&transfers[0]) {
+                pushed.abandon();
+            }
+            give_up(&transfers);
+            NotCopied::Failed(failure)
+        })?;
         Ok(Copied { content, first_block, slots, layers })
     }
 }

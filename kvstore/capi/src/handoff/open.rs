@@ -15,24 +15,24 @@ use dataplane_transfer::{
 };
 use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
 
+use super::device::{DeviceLanes, DeviceParts};
 use super::{HandOffs, Shape, Transfers};
-use crate::config::{RdmaSettings, TransferSettings, Transports};
+use crate::config::{RdmaSettings, SLOT_GRAIN, TransferSettings, Transports};
 use crate::queue::Completions;
 use crate::status::{Failure, Status};
-
-/// Slots begin at cache lines.
-const SLOT_GRAIN: usize = 64;
+use crate::tensors::Memory;
 
 impl HandOffs {
     /// Opens what the configuration says, and starts the thread that drives it.
     pub(crate) fn open(
         settings: &TransferSettings,
         rdma: &RdmaSettings,
+        device: Option<DeviceParts>,
         completions: Completions,
     ) -> Result<Arc<Self>, Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::new(Status::Failed, format!("open: {error}"));
+        let failed = |error: &dyn std::fmt::Display| failed(error);
         let pieces = pieces(settings);
-        let slot_bytes = pieces.slot_bytes().next_multiple_of(SLOT_GRAIN);
+        let slot_bytes = pieces.slot_bytes().next_multiple_of(SLOT_GRAIN as usize);
         // `Settings::parse` has seen to it that there is one, and not too many.
         let slot_count = (settings.capacity.0 / slot_bytes as u64).max(1) as u32;
         let layout = SlabLayout { slot_bytes, slot_count };
@@ -45,10 +45,25 @@ impl HandOffs {
         let counters = Arc::new(TransferCounters::default());
         let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
         let node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
-        let shape = Shape { layers: pieces.layers, layer_bytes: pieces.layer_bytes() as usize };
+        let memory =
+            device.as_ref().map_or(Memory::Host, |parts| Memory::Cuda(parts.device.description().ordinal));
+        let shape = Shape { memory, layers: pieces.layers, layer_bytes: pieces.layer_bytes() as usize };
+        let host = SlotPool::new(slab);
+        let device =
+            device.map(|parts| DeviceLanes::open(parts, slot_bytes, &host, &completions)).transpose()?;
+        let (device, staged) = match device {
+            Some(opened) => (Some((opened.lanes, opened.pool)), Some(opened.staging)),
+            None => (None, None),
+        };
+        let (device, pool, staging_pool) = match device {
+            Some((lanes, pool)) => (Some(lanes), pool, Some(host)),
+            None => (None, host, None),
+        };
         let handoffs = Arc::new(Self {
             shape,
-            pool: SlotPool::new(slab),
+            pool,
+            staging_pool,
+            device,
             completions,
             address,
             counters,
@@ -67,7 +82,11 @@ impl HandOffs {
         let wait = if settings.busy_poll { WaitPolicy::Busy } else { WaitPolicy::default() };
         let cores = settings.cores.parse();
         let policy = ThreadPolicy { wait, cores: cores.map_err(|error| configuration(&error))? };
-        let service = TransferService::start(node, policy, notify).map_err(|error| failed(&error))?;
+        let service = match staged {
+            Some(staging) => TransferService::start_staged(node, staging, policy, notify),
+            None => TransferService::start(node, policy, notify),
+        };
+        let service = service.map_err(|error| failed(&error))?;
         *handoffs.service.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(service);
         Ok(handoffs)
     }
@@ -121,6 +140,10 @@ fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<Rail
         bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
         corrupt: None,
     })
+}
+
+pub(super) fn failed(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(Status::Failed, format!("open: {error}"))
 }
 
 fn configuration(error: &dyn std::fmt::Display) -> Failure {

@@ -15,7 +15,7 @@ use std::ops::Range;
 use dataplane_memory::SlotRef;
 use dataplane_transfer::TransferId;
 
-use super::{Content, Ending};
+use super::{Content, DeviceEvent, Ending};
 use crate::registry::InUse;
 
 /// Hand-offs under way, by their first transfer.
@@ -32,6 +32,7 @@ pub(super) struct Expected {
     pub(super) user: u64,
     pub(super) tensors: InUse,
     pub(super) blocks: Vec<u64>,
+    pub(super) event: DeviceEvent,
     /// Transfers that are not over.
     pub(super) waiting: Vec<TransferId>,
     /// Every transfer of the expectation.

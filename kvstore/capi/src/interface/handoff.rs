@@ -1,14 +1,15 @@
 //! Hand-offs of blocks to another process.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
 use super::boundary::{Handle, copy_text, elements, guarded, invalid, string, tell};
 use crate::handles::{self, Opened};
-use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push, RailStatistics};
+use crate::handoff::{DeviceEvent, Expect, HandOffStatistics, HandOffs, Push, RailStatistics};
 use crate::queue::{IDENTITIES_MAX, Submitted};
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
+use crate::tensors::Memory;
 
 /// `kvasir_kv_operation` in C.
 const PUSH: u32 = 7;
@@ -50,6 +51,8 @@ pub struct HandOff {
     pub deadline_ms: u32,
     /// Zero.
     pub reserved: u32,
+    /// Null, or the event of a device that earlier work on the blocks records.
+    pub event: *mut c_void,
 }
 
 fn handoffs(opened: &Opened) -> Result<&std::sync::Arc<HandOffs>, Failure> {
@@ -85,6 +88,9 @@ unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>, 
     }
     let tensors = opened.tensors.find(handoff.tensors)?;
     handoffs(opened)?.shape().check(&tensors)?;
+    if tensors.memory() == Memory::Host && !handoff.event.is_null() {
+        return Err(invalid("event is not null, and the tensors lie in host memory"));
+    }
     // SAFETY: the caller promised as many numbers.
     let blocks =
         unsafe { elements(handoff.blocks, handoff.count, "blocks is a null pointer or not aligned") }?;
@@ -139,6 +145,7 @@ fn push(
         layers: handoff.first_layer as u16..end as u16,
         tensors,
         blocks,
+        event: DeviceEvent(handoff.event),
     })
 }
 
@@ -173,6 +180,7 @@ pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: 
                     patience: Duration::from_millis(handoff.deadline_ms.into()),
                     tensors,
                     blocks,
+                    event: DeviceEvent(handoff.event),
                 };
                 // SAFETY: as above, and nobody else uses them.
                 unsafe { handoffs.expect(handoff.user, expect) }

@@ -9,7 +9,7 @@ use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell}
 use crate::compose::{self, Composed};
 use crate::device::{Lanes, MakeKernels};
 use crate::handles::{self, Opened};
-use crate::handoff::HandOffs;
+use crate::handoff::{DeviceParts, HandOffs};
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::status::{Failure, Status};
@@ -26,10 +26,16 @@ pub(crate) fn open_with(text: &str, kernels: MakeKernels<'_>) -> Result<*mut Han
     must_unwind(cfg!(panic = "abort"))?;
     let Composed { backend, queue, device, transfer, rdma } = compose::open(text, kernels)?;
     let queue = Arc::new(Queue::new(backend.clone(), &queue)?);
+    let for_handoffs = device.as_ref().map(|prepared| DeviceParts {
+        device: prepared.device.clone(),
+        kernels: Arc::clone(&prepared.kernels),
+        capacity: prepared.handoff_capacity,
+    });
     let device = device.map(|prepared| Lanes::start(prepared, &backend, &queue.completions())).transpose()?;
     let (device, tensors) = (device.map(Arc::new), Arc::new(Registry::new()));
-    let handoffs =
-        transfer.map(|transfer| HandOffs::open(&transfer, &rdma, queue.completions())).transpose()?;
+    let handoffs = transfer
+        .map(|transfer| HandOffs::open(&transfer, &rdma, for_handoffs, queue.completions()))
+        .transpose()?;
     handles::insert(Opened { backend, queue, tensors, device, handoffs })
         .map(std::ptr::without_provenance_mut)
 }

@@ -7,6 +7,7 @@ use crate::backend::Identity;
 use crate::device::Job;
 use crate::handles::{self, Opened};
 use crate::queue::{IDENTITIES_MAX, Submitted, Work};
+use crate::registry::OnDevice;
 use crate::status::{Failure, Status};
 use crate::tensors::{Memory, PagedTensors, Tensors};
 use crate::transfer::{self, Blocks, Direction};
@@ -62,17 +63,22 @@ pub unsafe extern "C" fn kvasir_kv_register(
         }?;
         let opened = handles::find(handle.addr())?;
         let tensors = PagedTensors::check(&tensors, planes, opened.backend.payload_bytes_max())?;
-        let places = match (tensors.memory(), &opened.device) {
+        let on_device = match (tensors.memory(), &opened.device) {
             (Memory::Host, _) => None,
             (Memory::Cuda(_), None) => {
                 return Err(invalid(
                     "memory is KVASIR_KV_CUDA, and the configuration has no section [device]",
                 ));
             }
-            // SAFETY: the caller promised that the blocks' memory is there while they are registered.
-            (Memory::Cuda(_), Some(device)) => Some(unsafe { device.places(&tensors) }?),
+            (Memory::Cuda(_), Some(device)) => {
+                // SAFETY: the caller promised that the blocks' memory is there while they are registered.
+                let places = unsafe { device.places(&tensors) }?;
+                // SAFETY: as above.
+                let routes = opened.handoffs.as_ref().map(|handoffs| unsafe { handoffs.routes(&tensors) });
+                Some(OnDevice { places, handoff: routes.transpose()?.flatten() })
+            }
         };
-        let Some(registered) = opened.tensors.add(tensors, places) else { return Ok(Status::Throttled) };
+        let Some(registered) = opened.tensors.add(tensors, on_device) else { return Ok(Status::Throttled) };
         // SAFETY: as above.
         unsafe { tell(id, registered) };
         Ok(Status::Ok)

@@ -127,7 +127,7 @@ impl Engine {
 }
 
 /// An open store, as C has it; closed in the end.
-pub(crate) struct Rig(*mut Handle);
+pub(crate) struct Rig(pub(crate) *mut Handle);
 
 impl Rig {
     pub(crate) fn new(handle: *mut Handle) -> Self {

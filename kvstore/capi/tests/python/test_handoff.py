@@ -11,7 +11,7 @@ from kvasir_kv.library import Completion, Library, Memory, Store
 from kvasir_kv.messages import Push, Step
 from kvasir_kv.planes import layout
 from kvasir_kv.scheduler import Scheduler
-from kvasir_kv.worker import HandOff, Worker
+from kvasir_kv.worker import Event, HandOff, Worker
 from test_engine import BLOCK_BYTES, TOKENS, Engine, Request
 
 NAME = b"n" * 32
@@ -287,6 +287,7 @@ class FakeStore:
     def __init__(self, room: int) -> None:
         self.room = room
         self.pushed: list[tuple[int, range]] = []
+        self.events: list[int] = []
         self.done: list[Completion] = []
         self.ended: list[int] = []
         self.cancelled: list[int] = []
@@ -300,10 +301,12 @@ class FakeStore:
         first: int,
         blocks: list[int],
         layers: range,
+        event: int,
     ) -> bool:
         if self.room == 0:
             return False
         self.room -= 1
+        self.events.append(event)
         self.pushed += [(transfer, layers) for transfer in transfers]
         self.done.append(Completion(user, 0, len(blocks), ""))
         return True
@@ -340,6 +343,26 @@ class Layers(unittest.TestCase):
         self.assertEqual(worker.take_counters()["early_bytes"], 200, "the last layer was not sent before its end")
         worker.poll()
         self.assertEqual(worker.take_report().saved[1].least, 2)
+
+    def test_each_push_waits_for_the_work_that_was_submitted_before_it(self) -> None:
+        class Recorded(Event):
+            def __init__(self) -> None:
+                recorded.append(self)
+                self.handle = len(recorded)
+
+        recorded: list[Recorded] = []
+        store = FakeStore(room=3)
+        worker = Worker(store, 1, b"k" * 32, 4096, Recorded, HandOff(2, ["a", "b", "c"], "here", 1.0))
+        step = Step(pushes=[Push(job, Leg(job, None), NAME[:16], 0, [job], True) for job in (1, 2)])
+        worker.begin(step)
+        self.assertEqual(recorded, [], "nothing is computed")
+        worker.computed("a")
+        worker.computed("b")
+        self.assertEqual(store.events, [1, 1, 2], "one for all pushes of a layer; the fourth had no room")
+        store.room = 100
+        worker.save(step)
+        self.assertEqual(store.events, [1, 1, 2, 3, 3])
+        self.assertEqual(store.pushed[3:], [(1, range(2, 3)), (2, range(1, 3))])
 
     def test_a_layer_that_is_computed_early_waits_for_those_before_it(self) -> None:
         store = FakeStore(room=100)

@@ -1,0 +1,306 @@
+//! Hand-offs of tensors in CUDA memory: kernels copy blocks between them and slots in the device's own memory.
+//!
+//! ```text
+//! engine's planes ── gather kernel ──▶ device slot ── DMA ──▶ host slot ══════▶ peer     a push
+//! engine's planes ◀─ scatter kernel ── device slot ◀── DMA ── host slot ◀══════ peer     an arrival
+//! ```
+//!
+//! The way between device and host slots is that of [`dataplane_transfer::Staging`], layer by layer. A push has given the
+//! engine's blocks back when its kernel is over, before anything is on the bus. Pushes and arrivals have a thread and a stream
+//! each, which carry out one after the other.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use dataplane_cuda::{
+    CopyQueueConfig, Device, DeviceMemory, DeviceSlab, Pinned, Priority, SlotCopier, Stream,
+};
+use dataplane_gpu::{CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, Pair, Sums};
+use dataplane_memory::{Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_transfer::{Staging, StagingLimits};
+
+use super::copy::BlockCopier;
+use super::{CopyTask, Shape};
+use crate::device::{GROUPS_MAX, Group, ITEMS_MAX, failed, launch, settle};
+use crate::lock::lock;
+use crate::queue::Completions;
+use crate::registry::InUse;
+use crate::status::{Failure, Status};
+use crate::tensors::{PagedTensors, PlaneRange};
+
+const PUSHES: usize = 0;
+const ARRIVALS: usize = 1;
+
+/// A device, and what its hand-offs need of it.
+pub(crate) struct DeviceParts {
+    pub(crate) device: Device,
+    pub(crate) kernels: Arc<LayoutKernels>,
+    /// Bytes of the slots.
+    pub(crate) capacity: u64,
+}
+
+/// Null, or the event of a device that earlier work on the blocks records.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceEvent(pub(crate) *mut c_void);
+
+// SAFETY: an event is used from any thread, as the driver promises; it is not looked at here.
+unsafe impl Send for DeviceEvent {}
+
+/// The slots of hand-offs in a device's memory, and the threads that copy to and from them.
+#[derive(Debug)]
+pub(super) struct DeviceLanes {
+    device: Device,
+    memory: Arc<DeviceSlab>,
+    jobs: Mutex<Option<[Sender<Job>; 2]>>,
+    is_closing: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Job {
+    user: u64,
+    task: CopyTask,
+}
+
+/// The ways between registered tensors and the slots: of each layer, and of a whole block.
+#[derive(Debug)]
+pub(crate) struct HandOffRoutes {
+    layers: Vec<Vec<CopyRoute>>,
+    whole: Vec<CopyRoute>,
+}
+
+/// What [`DeviceLanes::open`] makes.
+pub(super) struct Opened {
+    pub(super) lanes: DeviceLanes,
+    pub(super) pool: Arc<SlotPool>,
+    pub(super) staging: Staging<SlotCopier>,
+}
+
+impl DeviceLanes {
+    /// Takes the device's memory, pins the staging slots, and starts the threads.
+    pub(super) fn open(
+        parts: DeviceParts,
+        slot_bytes: usize,
+        staging: &Arc<SlotPool>,
+        completions: &Completions,
+    ) -> Result<Opened, Failure> {
+        let DeviceParts { device, kernels, capacity } = parts;
+        let failed = |error: &dyn std::fmt::Display| failed("open: device.handoff_capacity", error);
+        let one = SlabLayout { slot_bytes, slot_count: 1 };
+        // `Settings::parse` has seen to it that there is one, and not too many.
+        let layout = SlabLayout { slot_count: (capacity / one.stride() as u64).max(1) as u32, ..one };
+        let memory = Arc::new(DeviceSlab::allocate(&device, layout).map_err(|error| failed(&error))?);
+        let shared: Arc<dyn DeviceMemory> = memory.clone();
+        let slab = Slab::on_device("kvasir-handoff-device", layout, shared);
+        let slab = Arc::new(slab.map_err(|error| failed(&error))?);
+        let pinned = Pinned::register(&device, Arc::clone(staging.slab()))
+            .map_err(|error| super::open::failed(&format!("transfer.capacity: {error}")))?;
+        let mut copier = SlotCopier::new(&device, Priority::Urgent, CopyQueueConfig::default())
+            .map_err(|error| failed(&error))?;
+        copier
+            .add_host(&Arc::new(pinned))
+            .and_then(|()| copier.add_device(&slab, &memory))
+            .ok_or_else(|| failed(&"the copier takes no memory"))?;
+        let lanes = Self {
+            device,
+            memory,
+            jobs: Mutex::default(),
+            is_closing: Arc::default(),
+            threads: Mutex::default(),
+        };
+        // Those that were started end when `lanes` is dropped.
+        let pushes = lanes.start("kvasir-kv-push", &kernels, completions)?;
+        let arrivals = lanes.start("kvasir-kv-arrive", &kernels, completions)?;
+        *lock(&lanes.jobs) = Some([pushes, arrivals]);
+        let limits = StagingLimits::of(staging);
+        let staging = Staging::new(copier, Arc::clone(staging), limits);
+        Ok(Opened { lanes, pool: SlotPool::new(slab), staging })
+    }
+
+    fn start(
+        &self,
+        name: &str,
+        kernels: &Arc<LayoutKernels>,
+        completions: &Completions,
+    ) -> Result<Sender<Job>, Failure> {
+        let failed = |error: &dyn std::fmt::Display| failed("open: hand-offs of [device]", error);
+        // Somebody waits for either: a decode engine for its blocks, a prefill engine for blocks to compute into.
+        let stream = Stream::new(&self.device, Priority::Urgent).map_err(|error| failed(&error))?;
+        let config = KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 };
+        let queue = KernelQueue::new(Arc::clone(kernels), stream, config).map_err(|error| failed(&error))?;
+        let (sender, jobs) = channel();
+        let (completions, is_closing) = (completions.clone(), Arc::clone(&self.is_closing));
+        let run = move || work(DeviceCopier { queue, is_broken: false }, &jobs, &completions, &is_closing);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        lock(&self.threads).push(thread.map_err(|error| failed(&error))?);
+        Ok(sender)
+    }
+
+    /// The ways between these tensors and the slots. The tensors have passed [`Shape::check`].
+    ///
+    /// # Safety
+    /// The planes are memory that the device's primary context may use, mapped until the routes were dropped.
+    pub(super) unsafe fn routes(
+        &self,
+        shape: &Shape,
+        tensors: &PagedTensors,
+    ) -> Result<HandOffRoutes, Failure> {
+        let layers = (0..shape.layers).map(|layer| {
+            let (planes, first_byte) = shape.planes(tensors, layer..layer + 1);
+            // SAFETY: handed on to the caller.
+            unsafe { self.routes_of(planes, tensors.blocks(), first_byte) }
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
+        // SAFETY: handed on to the caller.
+        let whole = unsafe { self.routes_of(tensors.planes(), tensors.blocks(), 0) }?;
+        Ok(HandOffRoutes { layers, whole })
+    }
+
+    /// # Safety
+    /// As for [`Self::routes`].
+    unsafe fn routes_of(
+        &self,
+        planes: &[PlaneRange],
+        blocks: u64,
+        first_byte: usize,
+    ) -> Result<Vec<CopyRoute>, Failure> {
+        let mut end = first_byte;
+        let alike = planes.chunk_by(|one, other| one.shape() == other.shape());
+        let routes = alike.map(|planes| {
+            let first_byte = end as u64;
+            end += planes.len() * planes[0].bytes;
+            // SAFETY: handed on to the caller.
+            unsafe { Group::new(&self.device, planes, blocks, first_byte) }?.route(&self.memory)
+        });
+        routes.collect()
+    }
+
+    /// Takes a task; its completion follows, unless the lanes are closed before.
+    pub(super) fn submit(&self, user: u64, task: CopyTask) {
+        let lane = if task.is_push() { PUSHES } else { ARRIVALS };
+        if let Some(jobs) = &*lock(&self.jobs) {
+            // A thread ends only when the lanes are closed.
+            let _closed = jobs[lane].send(Job { user, task });
+        }
+    }
+
+    /// Forgets tasks that have not begun, and waits for those that have.
+    pub(super) fn close(&self) {
+        // Pairs with nothing: the threads only have to see it some time.
+        self.is_closing.store(true, Ordering::Relaxed);
+        drop(lock(&self.jobs).take());
+        for thread in lock(&self.threads).drain(..) {
+            // Panics were caught inside.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for DeviceLanes {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn work(mut copier: DeviceCopier, jobs: &Receiver<Job>, completions: &Completions, is_closing: &AtomicBool) {
+    while let Ok(Job { user, task }) = jobs.recv() {
+        if is_closing.load(Ordering::Relaxed) {
+            continue;
+        }
+        let blocks = task.blocks();
+        // SAFETY: whoever submitted the task promised that its blocks and its event stay usable until the completion.
+        let outcome = unsafe { task.carry_out(&mut copier) };
+        completions.complete(user, blocks, outcome);
+    }
+}
+
+/// One thread's stream and kernels.
+struct DeviceCopier {
+    queue: KernelQueue,
+    /// A panic may have left kernels behind that were not waited for.
+    is_broken: bool,
+}
+
+impl DeviceCopier {
+    /// # Safety
+    /// The event lives for the time of the call, if there is one.
+    unsafe fn run<'a>(
+        &mut self,
+        routes: impl Iterator<Item = &'a CopyRoute>,
+        (blocks, slots): (&[u64], &[SlotRef]),
+        event: DeviceEvent,
+        is_gather: bool,
+    ) -> Result<(), Failure> {
+        if self.is_broken {
+            return Err(Failure::new(Status::Failed, "an earlier hand-off has broken off in its middle"));
+        }
+        if !event.0.is_null() {
+            // SAFETY: handed on to the caller.
+            let waits = unsafe { self.queue.stream().wait_for_event(event.0) };
+            waits.map_err(|error| failed("event", &error))?;
+        }
+        let pairs: Vec<Pair> =
+            (blocks.iter().zip(slots)).map(|(&block, slot)| Pair { block, slot: slot.slot() }).collect();
+        let routes: Vec<&CopyRoute> = routes.collect();
+        let queue = &mut self.queue;
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            for pairs in pairs.chunks(ITEMS_MAX) {
+                for routes in routes.chunks(GROUPS_MAX) {
+                    let start = |queue: &mut KernelQueue| {
+                        routes.iter().try_for_each(|route| match is_gather {
+                            true => queue.gather(route, pairs, Sums::None, 0),
+                            false => queue.scatter(route, pairs, Sums::None, 0),
+                        })
+                    };
+                    launch(queue, start, |_| {})?;
+                }
+            }
+            Ok(())
+        }));
+        done.unwrap_or_else(|_| {
+            self.is_broken = true;
+            settle(&mut self.queue);
+            Err(Failure::new(Status::Panicked, "a bug in a hand-off of a device's tensors"))
+        })
+    }
+}
+
+fn routes(tensors: &InUse) -> Result<&HandOffRoutes, Failure> {
+    let routes = tensors.handoff_routes();
+    routes.ok_or_else(|| Failure::new(Status::Panicked, "tensors without a way to the slots of hand-offs"))
+}
+
+impl BlockCopier for DeviceCopier {
+    unsafe fn gather(
+        &mut self,
+        tensors: &InUse,
+        places: (&[u64], &[SlotRef]),
+        layers: Range<u16>,
+        event: DeviceEvent,
+    ) -> Result<(), Failure> {
+        let routes = routes(tensors)?;
+        let is_whole = usize::from(layers.end - layers.start) == routes.layers.len();
+        let (whole, some) = if is_whole {
+            (&routes.whole[..], &[][..])
+        } else {
+            (&[][..], &routes.layers[usize::from(layers.start)..usize::from(layers.end)])
+        };
+        // SAFETY: handed on to the caller.
+        unsafe { self.run(whole.iter().chain(some.iter().flatten()), places, event, true) }
+    }
+
+    unsafe fn scatter(
+        &mut self,
+        tensors: &InUse,
+        places: (&[u64], &[SlotRef]),
+        event: DeviceEvent,
+    ) -> Result<(), Failure> {
+        // SAFETY: handed on to the caller.
+        unsafe { self.run(routes(tensors)?.whole.iter(), places, event, false) }
+    }
+}

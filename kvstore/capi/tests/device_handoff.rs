@@ -1,0 +1,444 @@
+//! Hand-offs of tensors in a device's memory, over the double of the driver, whose kernels run in the emulator. Without
+//! compilers each test says why it is skipped.
+
+#[allow(dead_code, reason = "of an engine only tensors and streams are used")]
+mod engine;
+
+#[allow(dead_code, reason = "of the double only some counters are used")]
+#[path = "../../../dataplane/cuda/tests/double/mod.rs"]
+mod double;
+#[allow(dead_code, reason = "of the emulator only the library is used")]
+#[path = "../../../dataplane/kernels/tests/emulator/harness.rs"]
+mod harness;
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use dataplane_cuda::{Cuda, Device, DeviceMemory, DeviceSlab};
+use dataplane_gpu::{KernelSet, LayoutKernels};
+use dataplane_memory::SlabLayout;
+use double::Double;
+use engine::{Engine, EngineStream, Rig};
+use harness::{Random, seed};
+use kvasir_kv::{Ending, HandOff, HandOffStatistics, Status};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const LAYERS: u32 = 5;
+/// Of a block in one plane; a layer has two.
+const PIECE: usize = 1200;
+const BLOCKS: usize = 80;
+
+fn device() -> Option<(Double, Device, String)> {
+    let double = Double::load()?;
+    let library = harness::build("libkvasir_emulator.so", &["emulator.cpp"], &["-O2", "-shared", "-fPIC"])?;
+    let device = Cuda::open().expect("the double starts").device(0).expect("device");
+    Some((double, device, format!("emulator:{}\n", library.display())))
+}
+
+fn transfer_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed) << 20 | u64::from(std::process::id())
+}
+
+fn configuration(transport: &str, on_device: bool, more: &str) -> String {
+    let device = if on_device { "[device]\nstaging = \"1 MiB\"\nhandoff_capacity = \"1 MiB\"\n" } else { "" };
+    format!(
+        "[store]\nslot = \"16 KiB\"\n[host_tier]\ncapacity = \"1 MiB\"\n{device}[transfer]\ntransport = {transport:?}\n\
+         layers = {LAYERS}\nrows = 2\nhead_bytes = \"{PIECE} B\"\n{more}"
+    )
+}
+
+/// A store with an engine's tensors.
+struct Side {
+    // Closed before the tensors go.
+    rig: Rig,
+    tensors: u64,
+    engine: Engine,
+}
+
+impl Side {
+    fn new(device: &Device, image: &str, random: &mut Random, transport: &str, more: &str) -> Self {
+        // SAFETY: the emulator is compiled from the kernels' own text.
+        let kernels =
+            |device: &Device| unsafe { LayoutKernels::load(device, KernelSet::Copies, image.as_bytes()) };
+        let configuration = configuration(transport, true, more);
+        let rig = Rig::new(kvasir_kv::testing::open(&configuration, kernels).expect("opens"));
+        // Keys and values of each layer, of different strides.
+        let strides = [PIECE + 80, PIECE].map(|stride| (stride, PIECE));
+        let shapes: Vec<(usize, usize)> = (0..LAYERS).flat_map(|_| strides).collect();
+        let engine = Engine::new(device, random, &shapes, BLOCKS);
+        Self { tensors: rig.register(&engine), rig, engine }
+    }
+
+    fn on_host(random: &mut Random, transport: &str) -> Self {
+        let configuration = configuration(transport, false, "");
+        let open = kvasir_kv::testing::open(&configuration, |_| unreachable!("no device"));
+        let rig = Rig::new(open.expect("opens"));
+        let engine = Engine::on_host(random, &[(PIECE, PIECE); 2 * LAYERS as usize], BLOCKS);
+        Self { tensors: rig.register(&engine), rig, engine }
+    }
+
+    fn address(&self) -> String {
+        let mut text = [0 as c_char; 300];
+        // SAFETY: the array is as long as is said.
+        let status = unsafe {
+            kvasir_kv::kvasir_kv_handoff_address(
+                self.rig.0,
+                text.as_mut_ptr(),
+                text.len(),
+                std::ptr::null_mut(),
+            )
+        };
+        assert_eq!(status, 0);
+        // SAFETY: the library has written an end.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("UTF-8");
+        text.lines().next().expect("a way").to_owned()
+    }
+
+    fn submit(&self, handoff: HandOff, transfer: u64, blocks: &[u64]) -> i32 {
+        let handoff = HandOff {
+            user: transfer,
+            content: [7; 16],
+            tensors: self.tensors,
+            blocks: blocks.as_ptr(),
+            count: blocks.len(),
+            transfers: &raw const transfer,
+            transfer_count: 1,
+            ..handoff
+        };
+        // SAFETY: the arrays live during the call, the tensors until the store is closed.
+        unsafe { kvasir_kv::kvasir_kv_submit_handoff(self.rig.0, &raw const handoff) }
+    }
+
+    fn push(&self, transfer: u64, first_block: u32, blocks: &[u64], layers: Range<u32>) -> i32 {
+        self.push_after(transfer, first_block, blocks, layers, std::ptr::null_mut())
+    }
+
+    fn push_after(
+        &self,
+        transfer: u64,
+        first_block: u32,
+        blocks: &[u64],
+        layers: Range<u32>,
+        event: *mut c_void,
+    ) -> i32 {
+        let (first_layer, layers) = (layers.start, layers.end - layers.start);
+        let push = HandOff { operation: 7, first_block, first_layer, layers, event, ..nothing() };
+        self.submit(push, transfer, blocks)
+    }
+
+    fn expect(&self, transfer: u64, from: &str, first_block: u32, blocks: &[u64]) -> i32 {
+        self.expect_after(transfer, from, first_block, blocks, std::ptr::null_mut())
+    }
+
+    fn expect_after(
+        &self,
+        transfer: u64,
+        from: &str,
+        first_block: u32,
+        blocks: &[u64],
+        event: *mut c_void,
+    ) -> i32 {
+        let from = CString::new(from).expect("no zero");
+        let addresses = [from.as_ptr()];
+        let deadline_ms = PATIENCE.as_millis() as u32;
+        let addresses = addresses.as_ptr();
+        let expect = HandOff { operation: 8, first_block, deadline_ms, addresses, event, ..nothing() };
+        self.submit(expect, transfer, blocks)
+    }
+
+    fn end(&self, transfer: u64) {
+        assert_eq!(kvasir_kv::kvasir_kv_end_handoff(self.rig.0, transfer), 0);
+    }
+
+    /// Status, blocks and ending of the next completion.
+    fn ended(&self) -> (i32, u64, u64) {
+        let end = self.rig.poll(PATIENCE);
+        (end.status, end.payload_bytes, end.meta_bytes as u64)
+    }
+
+    fn statistics(&self) -> HandOffStatistics {
+        let mut statistics = HandOffStatistics::default();
+        // SAFETY: as long as is said.
+        let status = unsafe {
+            kvasir_kv::kvasir_kv_handoff_stats(
+                self.rig.0,
+                &raw mut statistics,
+                size_of::<HandOffStatistics>(),
+            )
+        };
+        assert_eq!(status, 0);
+        statistics
+    }
+
+    fn wait_for_rest(&self) {
+        let started = Instant::now();
+        while self.statistics().slots_used > 0 {
+            assert!(started.elapsed() < PATIENCE, "slots that nobody gives back: {:?}", self.statistics());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+fn nothing() -> HandOff {
+    HandOff {
+        user: 0,
+        operation: 0,
+        first_block: 0,
+        content: [0; 16],
+        tensors: 0,
+        blocks: std::ptr::null(),
+        count: 0,
+        transfers: std::ptr::null(),
+        transfer_count: 0,
+        addresses: std::ptr::null(),
+        first_layer: 0,
+        layers: 0,
+        deadline_ms: 0,
+        reserved: 0,
+        event: std::ptr::null_mut(),
+    }
+}
+
+/// The numbers below `count` in any order.
+fn shuffled(random: &mut Random, count: usize) -> Vec<u64> {
+    let mut numbers: Vec<u64> = (0..count as u64).collect();
+    for left in (1..count).rev() {
+        numbers.swap(left, random.below(left as u64 + 1) as usize);
+    }
+    numbers
+}
+
+const COMPLETE: u64 = Ending::Complete as u64;
+
+#[test]
+fn random_blocks_arrive_layer_by_layer_over_each_transport() {
+    let Some((_double, device, image)) = device() else { return };
+    let random = &mut Random(seed(701));
+    for transport in ["shm", "tcp"] {
+        let prefill = Side::new(&device, &image, random, transport, "");
+        let mut decode = Side::new(&device, &image, random, transport, "");
+        let mut sent = 0;
+        for _ in 0..8 {
+            let transfer = transfer_id();
+            let count = 1 + random.below(BLOCKS as u64) as usize;
+            let known = random.below(count as u64) as usize;
+            let (from, to) = (shuffled(random, BLOCKS), shuffled(random, BLOCKS));
+            let (from, to) = (&from[..count], &to[known..count]);
+            let is_early = random.below(2) == 0;
+            if is_early {
+                assert_eq!(decode.expect(transfer, &prefill.address(), known as u32, to), 0);
+            }
+            // Chunks of the prompt, each layer by layer or as a whole.
+            let mut pushes = 0;
+            let mut first = 0;
+            while first < count {
+                let chunk = 1 + random.below((count - first) as u64) as usize;
+                let step = random.one_of(&[1, 2, LAYERS]);
+                for layer in (0..LAYERS).step_by(step as usize) {
+                    let layers = layer..(layer + step).min(LAYERS);
+                    assert_eq!(prefill.push(transfer, first as u32, &from[first..first + chunk], layers), 0);
+                    pushes += 1;
+                }
+                first += chunk;
+            }
+            prefill.end(transfer);
+            if !is_early {
+                assert_eq!(decode.expect(transfer, &prefill.address(), known as u32, to), 0);
+            }
+            assert_eq!(decode.ended(), (0, to.len() as u64, COMPLETE), "{transport}");
+            for _ in 0..pushes {
+                assert_eq!(prefill.ended().0, 0);
+            }
+            for (from, to) in from[known..].iter().zip(to) {
+                decode.engine.put(*to, &prefill.engine.payload(*from));
+            }
+            sent += to.len();
+            assert!(decode.engine.read() == decode.engine.bytes, "these blocks and no others: {transport}");
+            prefill.wait_for_rest();
+            decode.wait_for_rest();
+        }
+        assert!(prefill.engine.read() == prefill.engine.bytes, "the sender is as before");
+        assert_eq!(prefill.statistics().bytes_sent, (sent * 2 * LAYERS as usize * PIECE) as u64);
+        assert_eq!(decode.statistics().blocks_received, sent as u64);
+    }
+}
+
+#[test]
+fn a_device_and_a_processor_hand_over_to_each_other() {
+    let Some((_double, device, image)) = device() else { return };
+    let random = &mut Random(seed(702));
+    for from_host in [false, true] {
+        let on_device = Side::new(&device, &image, random, "shm", "");
+        let on_host = Side::on_host(random, "shm");
+        let (prefill, mut decode) = if from_host { (on_host, on_device) } else { (on_device, on_host) };
+        let (transfer, from, to) = (transfer_id(), [9, 3, 60], [40, 41, 2]);
+        assert_eq!(prefill.push(transfer, 0, &from, 0..LAYERS), 0);
+        prefill.end(transfer);
+        assert_eq!(decode.expect(transfer, &prefill.address(), 0, &to), 0);
+        assert_eq!(decode.ended(), (0, 3, COMPLETE));
+        for (from, to) in from.iter().zip(to) {
+            let wanted = prefill.engine.payload(*from);
+            // Tensors in host memory are the engine's own: their bytes are where they were registered.
+            if from_host {
+                decode.engine.put(to, &wanted);
+            } else {
+                assert!(host_block(&decode.engine, to) == wanted);
+            }
+        }
+        if from_host {
+            assert!(decode.engine.read() == decode.engine.bytes);
+        }
+    }
+}
+
+/// A block of tensors in host memory, as it is.
+fn host_block(engine: &Engine, block: u64) -> Vec<u8> {
+    let piece = |plane: &kvasir_kv::Plane| {
+        let start = plane.start.cast::<u8>().wrapping_add((block * plane.block_stride) as usize);
+        // SAFETY: a block of the engine's own memory, and nobody writes to it.
+        unsafe { std::slice::from_raw_parts(start, plane.block_bytes as usize) }.to_vec()
+    };
+    engine.planes.iter().flat_map(piece).collect()
+}
+
+/// Blocks wait for staging slots, and for slots of the device; what never has room is refused.
+#[test]
+fn less_memory_than_blocks_is_waited_for_or_refused() {
+    let Some((_double, device, image)) = device() else { return };
+    let random = &mut Random(seed(703));
+    // So many staging slots: half of them for what is received.
+    let capacity =
+        |slots: usize| format!("capacity = \"{} B\"\n", slots * (2 * LAYERS as usize * PIECE + 32));
+    let prefill = Side::new(&device, &image, random, "shm", &capacity(4));
+    let mut decode = Side::new(&device, &image, random, "shm", &capacity(40));
+    let transfer = transfer_id();
+    let (from, to) = (shuffled(random, BLOCKS), shuffled(random, BLOCKS));
+    let (from, to) = (&from[..20], &to[..20]);
+    for layer in 0..LAYERS {
+        assert_eq!(prefill.push(transfer, 0, from, layer..layer + 1), 0);
+    }
+    prefill.end(transfer);
+    assert_eq!(decode.expect(transfer, &prefill.address(), 0, to), 0);
+    assert_eq!(decode.ended(), (0, 20, COMPLETE));
+    for (from, to) in from.iter().zip(to) {
+        decode.engine.put(*to, &prefill.engine.payload(*from));
+    }
+    assert!(decode.engine.read() == decode.engine.bytes);
+    (0..LAYERS).for_each(|_| assert_eq!(prefill.ended().0, 0));
+
+    let refused = transfer_id();
+    let blocks: Vec<u64> = (0..21).collect();
+    assert_eq!(decode.expect(refused, &prefill.address(), 0, &blocks), 0);
+    assert_eq!(decode.ended(), (Status::Miss as i32, 0, Ending::Refused as u64), "21 of 20 staging slots");
+    prefill.wait_for_rest();
+    decode.wait_for_rest();
+}
+
+/// A push reads, and an arrival writes, only when the engine's own work on the blocks is over.
+#[test]
+fn the_engines_work_before_the_event_is_over_when_blocks_are_used() {
+    let Some((double, device, image)) = device() else { return };
+    let random = &mut Random(seed(704));
+    let (prefill, decode) =
+        (Side::new(&device, &image, random, "shm", ""), Side::new(&device, &image, random, "shm", ""));
+    let whole = prefill.engine.bytes.len();
+    let memory = || {
+        let layout = SlabLayout { slot_bytes: whole, slot_count: 1 };
+        DeviceSlab::allocate(&device, layout).expect("memory")
+    };
+    let [zeros, results, scratch, seen] = [(); 4].map(|()| memory());
+    zeros.fill(0).expect("fill");
+    results.fill(0x5A).expect("fill");
+    let before = decode.engine.read();
+    let streams = [EngineStream::new(&device), EngineStream::new(&device)];
+    double.set("delay_us", 5_000);
+    let (source, target) = (prefill.engine.address(), decode.engine.address());
+    (0..60).for_each(|_| streams[0].copy(zeros.address(), source, whole));
+    streams[0].copy(results.address(), source, whole);
+    (0..60).for_each(|_| streams[1].copy(target, scratch.address(), whole));
+    streams[1].copy(target, seen.address(), whole);
+    let events = streams.each_ref().map(EngineStream::record);
+    let transfer = transfer_id();
+    assert_eq!(prefill.push_after(transfer, 0, &[2], 0..LAYERS, events[0]), 0);
+    prefill.end(transfer);
+    assert_eq!(decode.expect_after(transfer, &prefill.address(), 0, &[5], events[1]), 0);
+    assert_eq!(decode.ended(), (0, 1, COMPLETE));
+    assert_eq!(prefill.ended().0, 0);
+    double.set("delay_us", 0);
+    for (stream, event) in streams.iter().zip(events) {
+        stream.destroy(event);
+    }
+    drop(streams);
+    let mut found = vec![0; whole];
+    seen.read(0, &mut found).expect("read");
+    assert!(found == before, "the engine read what was there before the hand-off");
+    let mut engine = decode.engine;
+    assert!(engine.payload_now(5).iter().all(|&byte| byte == 0x5A), "what the engine computed last");
+    drop(decode.rig);
+}
+
+#[test]
+fn a_lost_device_fails_hand_offs_and_tells_the_receiver() {
+    let Some((double, device, image)) = device() else { return };
+    let random = &mut Random(seed(705));
+    let (prefill, decode) = (Side::new(&device, &image, random, "shm", ""), Side::on_host(random, "shm"));
+    let transfer = transfer_id();
+    assert_eq!(decode.expect(transfer, &prefill.address(), 0, &[0, 1]), 0);
+    assert_eq!(prefill.push(transfer, 0, &[4, 5], 0..1), 0);
+    assert_eq!(prefill.ended(), (0, 2, COMPLETE));
+    double.set("fault_launch", 1);
+    assert_eq!(prefill.push(transfer, 0, &[4, 5], 1..2), 0);
+    assert_eq!(prefill.ended().0, Status::Failed as i32);
+    assert!(prefill.rig.last_error().contains("CUDA_ERROR"), "{}", prefill.rig.last_error());
+    prefill.end(transfer);
+    assert_eq!(decode.ended(), (Status::Miss as i32, 0, Ending::SenderStopped as u64));
+    decode.wait_for_rest();
+}
+
+#[test]
+fn tensors_of_another_memory_or_cut_are_refused() {
+    let Some((_double, device, image)) = device() else { return };
+    let random = &mut Random(seed(706));
+    let mut side = Side::new(&device, &image, random, "shm", "");
+    let refused = |side: &Side, text: &str| {
+        assert_eq!(side.push(1, 0, &[0], 0..1), Status::InvalidArgument as i32);
+        assert!(side.rig.last_error().contains(text), "{}", side.rig.last_error());
+    };
+    let host = Engine::on_host(random, &[(PIECE, PIECE); 2 * LAYERS as usize], 4);
+    side.tensors = side.rig.register(&host);
+    refused(&side, "the tensors lie in host memory, and hand-offs are of tensors in memory of CUDA device 0");
+    // Fine for saves and loads.
+    let other = Engine::new(&device, random, &[(PIECE, PIECE); 3], 4);
+    side.tensors = side.rig.register(&other);
+    refused(&side, "the tensors have 3 planes, and a block 5 layers");
+    assert_eq!(side.rig.save(side.tensors, &[engine::name(1, 0)], &[0]), (0, 1));
+    let mut on_host = Side::on_host(random, "shm");
+    let event = std::ptr::dangling_mut();
+    assert_eq!(on_host.push_after(1, 0, &[0], 0..1, event), Status::InvalidArgument as i32);
+    assert!(on_host.rig.last_error().contains("event is not null"), "{}", on_host.rig.last_error());
+    on_host.tensors = 0;
+    refused(&on_host, "tensors 0 are not registered");
+}
+
+#[test]
+fn who_closes_waits_for_the_device() {
+    let Some((double, device, image)) = device() else { return };
+    let random = &mut Random(seed(707));
+    let side = Side::new(&device, &image, random, "shm", "");
+    let blocks: Vec<u64> = (0..20).collect();
+    double.set("delay_us", 5_000);
+    let launches = double.get("launches");
+    for layer in 0..LAYERS {
+        assert_eq!(side.push(1, 0, &blocks, layer..layer + 1), 0);
+    }
+    while double.get("launches") == launches {
+        std::thread::yield_now();
+    }
+    // What is under way ends, and what has not begun is forgotten: the double ends the process when a kernel reads what was freed.
+    drop(side.rig);
+    drop(side.engine);
+    double.set("delay_us", 0);
+}
