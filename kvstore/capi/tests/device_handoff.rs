@@ -4,7 +4,6 @@
 #[allow(dead_code, reason = "of an engine only tensors and streams are used")]
 mod engine;
 
-#[allow(dead_code, reason = "of the double only some counters are used")]
 #[path = "../../../dataplane/cuda/tests/double/mod.rs"]
 mod double;
 #[allow(dead_code, reason = "of the emulator only the library is used")]
@@ -156,7 +155,7 @@ impl Side {
     /// Status, blocks and ending of the next completion.
     fn ended(&self) -> (i32, u64, u64) {
         let end = self.rig.poll(PATIENCE);
-        (end.status, end.payload_bytes, end.meta_bytes as u64)
+        (end.status, end.payload_bytes, end.meta_bytes)
     }
 
     fn statistics(&self) -> HandOffStatistics {
