@@ -109,6 +109,8 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
         near: parse_near(&settings.rdma.near)?,
         rdma_listen: settings.rdma.listen,
         rdma: verbs_config(settings)?,
+        verbs_library: None,
+        sources: Vec::new(),
         bond: BondConfig {
             retry_max: transfer.reconnect_max.max(BondConfig::default().retry_first),
             slice_bytes: transfer.rail_slice.0 as u32,

@@ -21,12 +21,14 @@ pub use sockets::worker_socket;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use dataplane_fabric::PeerAccess;
+use dataplane_memory::Slab;
 use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
 use dataplane_transfer::BondConfig;
-use dataplane_verbs::VerbsConfig;
+use dataplane_verbs::{Library, VerbsConfig};
 
 /// A kind of transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +127,10 @@ pub struct RailsConfig {
     pub rdma_listen: SocketAddr,
     /// RDMA.
     pub rdma: VerbsConfig,
+    /// The verbs library, where it is not that of this machine.
+    pub verbs_library: Option<Arc<Library>>,
+    /// Slabs that RDMA writes from and reads into, beside the one that peers write to.
+    pub sources: Vec<Arc<Slab>>,
     /// Settings of the bond over all transports.
     pub bond: BondConfig,
     /// For tests: damages one in so many writes, drawn from this seed.

@@ -172,7 +172,10 @@ impl RailsBuilder<'_> {
     }
 
     fn rdma(&mut self, rank: u8) -> Result<(), RailsError> {
-        let library = Library::load()?;
+        let library = match &self.config.verbs_library {
+            Some(library) => Arc::clone(library),
+            None => Library::load()?,
+        };
         let is_named = !self.config.devices.is_empty();
         let devices = if is_named {
             self.config.devices.iter().map(|name| (name.clone(), self.config.rdma.port)).collect()
@@ -204,6 +207,13 @@ impl RailsBuilder<'_> {
         Ok(())
     }
 
+    fn with_sources(&self, mut fabric: VerbsFabric) -> Result<VerbsFabric, RailsError> {
+        for slab in &self.config.sources {
+            fabric.register(slab)?;
+        }
+        Ok(fabric)
+    }
+
     /// The devices, and their ports, to use where none are named.
     fn nearest(&self, library: &Arc<Library>) -> Result<Vec<(String, Option<u8>)>, RailsError> {
         let known = Device::names(library)?;
@@ -229,7 +239,7 @@ impl RailsBuilder<'_> {
         let (access, key) = (self.config.role.access(), self.config.key.clone());
         let config = VerbsConfig { port, access, key, ..self.config.rdma.clone() };
         if !self.config.role.listens() {
-            return Ok((VerbsFabric::new(device, self.slab, None, config)?, None));
+            return Ok((self.with_sources(VerbsFabric::new(device, self.slab, None, config)?)?, None));
         }
         let (_, gid) = device.choose_port(&config)?;
         let mut listen = self.config.rdma_listen;
@@ -237,7 +247,7 @@ impl RailsBuilder<'_> {
             let port = listen.port().checked_add(number);
             listen.set_port(port.ok_or(RailsError::Address("rdma.listen: no port for this rail"))?);
         }
-        let fabric = VerbsFabric::new(device, self.slab, Some(listen), config)?;
+        let fabric = self.with_sources(VerbsFabric::new(device, self.slab, Some(listen), config)?)?;
         let mut bound =
             fabric.listening_on().ok_or(RailsError::Address("rdma.listen: the device has no address"))?;
         if bound.ip().is_unspecified() {
@@ -339,6 +349,8 @@ mod tests {
             near: None,
             rdma_listen: loopback,
             rdma: VerbsConfig::default(),
+            verbs_library: None,
+            sources: Vec::new(),
             bond: BondConfig::default(),
             corrupt: None,
         }

@@ -50,6 +50,8 @@ impl Node {
             near: None,
             rdma_listen: loopback,
             rdma: VerbsConfig::default(),
+            verbs_library: None,
+            sources: Vec::new(),
             bond: BondConfig::default(),
             corrupt: None,
         };

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use dataplane_fabric::PeerId;
 use dataplane_memory::DeviceMemory;
 
-pub use accelerator::Reach;
+pub use accelerator::{Accelerator, Reach};
 pub use world::{Faults, Usage};
 
 use crate::VerbsError;
@@ -94,6 +94,11 @@ impl SoftwareDevice {
     /// Puts an accelerator beside it, whose memory it reaches as `reach` says. Without this, a dma-buf is refused with
     /// EOPNOTSUPP, as on Soft-RoCE.
     pub fn put_beside(&self, memory: Arc<dyn DeviceMemory>, reach: Reach) {
+        self.put_accelerator_beside(Arc::new(memory), reach);
+    }
+
+    /// The same with memory that need not be one piece.
+    pub fn put_accelerator_beside(&self, memory: Arc<dyn Accelerator>, reach: Reach) {
         World::lock().put_beside(self.index, memory, reach);
     }
 

@@ -135,6 +135,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for
  *                               # loads: at least a slot in each; "1 MiB" to "1 TiB"
  *     handoff_capacity = "256 MiB" # memory of the device through which blocks of hand-offs go, taken with [transfer] only
+ *     direct = false            # whether network cards read and write that memory, past the host's: takes
+ *                               # transfer.transport = "rdma", cards that reach it, and equal heads in both processes
  *
  * Hand-offs need one section more, and RDMA may have another; without [transfer] nothing listens:
  *
@@ -432,8 +434,10 @@ typedef struct kvasir_kv_handoff {
  * the first two are the first layer's. Each group has `rows` * `heads` * `head_bytes` bytes of a block. The tensors lie in
  * host memory, or with [device] in that device's: a kernel copies their blocks into memory of the library's on the device
  * (`device.handoff_capacity`), from where they take the way through pinned host memory (`transfer.capacity`, of which half
- * is for what is received, so that an expectation of more blocks than that is THROTTLED or a MISS). The two sides of a
- * hand-off need not be alike in this. The device's work begins when `event` has passed.
+ * is for what is received, so that an expectation of more blocks than that is THROTTLED or a MISS). With `device.direct`
+ * network cards read and write the device's memory instead, and the devices verify; what goes to a process with other heads
+ * takes the way through the host's memory, and what would come from one is a MISS. The two sides of a hand-off need not be
+ * alike in any of this. The device's work begins when `event` has passed.
  *
  * A push completes when its layers were copied into memory of the library's: the blocks may change from then on. OK, MISS
  * (nobody wants the transfer any more: pushes need not go on), or THROTTLED (no memory: the transfer is given up, and the
@@ -481,6 +485,11 @@ typedef struct kvasir_kv_handoff_statistics {
     uint64_t bytes_sent;
     uint64_t checksum_failures;
     uint64_t slots_used; /* now */
+    /* Transfers of tensors of a device: by the network card alone, and through the host's memory. */
+    uint64_t sent_directly;
+    uint64_t sent_staged;
+    uint64_t received_directly;
+    uint64_t received_staged;
 } kvasir_kv_handoff_statistics;
 
 /* Writes counters, as kvasir_kv_stats does. */

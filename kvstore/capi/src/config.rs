@@ -208,6 +208,8 @@ pub(crate) struct DeviceSettings {
     pub(crate) staging: Size,
     /// The device's memory through which blocks of hand-offs go. 1 MiB to 1 TiB, and at least a block.
     pub(crate) handoff_capacity: Size,
+    /// Hand-offs go between the device's memory and the network card without the host's: over RDMA only.
+    pub(crate) direct: bool,
 }
 
 /// Transports of hand-offs.
@@ -366,7 +368,7 @@ impl Default for RdmaSettings {
 
 impl Default for DeviceSettings {
     fn default() -> Self {
-        Self { ordinal: 0, staging: Size(64 << 20), handoff_capacity: Size(256 << 20) }
+        Self { ordinal: 0, staging: Size(64 << 20), handoff_capacity: Size(256 << 20), direct: false }
     }
 }
 
@@ -502,6 +504,9 @@ impl Settings {
         }
         misfits.extend(self.transfer.iter().flat_map(TransferSettings::misfits));
         if let (Some(device), Some(transfer)) = (&self.device, &self.transfer) {
+            if device.direct && transfer.transport != Transports::Rdma {
+                misfits.push("device.direct = true takes transfer.transport = \"rdma\"".to_owned());
+            }
             let (capacity, block_bytes) = (device.handoff_capacity, transfer.block_bytes());
             if !(1..u64::from(u32::MAX)).contains(&(capacity.0 / block_bytes.saturating_add(SLOT_GRAIN))) {
                 let slots = capacity.0 / block_bytes.saturating_add(SLOT_GRAIN);

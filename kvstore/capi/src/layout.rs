@@ -57,9 +57,11 @@ const _: () = {
     assert!(offset_of!(HandOff, deadline_ms) == 88 && offset_of!(HandOff, reserved) == 92);
     assert!(offset_of!(HandOff, event) == 96);
 
-    assert!(size_of::<HandOffStatistics>() == 72 && align_of::<HandOffStatistics>() == 8);
+    assert!(size_of::<HandOffStatistics>() == 104 && align_of::<HandOffStatistics>() == 8);
     assert!(offset_of!(HandOffStatistics, bytes_sent) == 48);
     assert!(offset_of!(HandOffStatistics, slots_used) == 64);
+    assert!(offset_of!(HandOffStatistics, sent_directly) == 72);
+    assert!(offset_of!(HandOffStatistics, received_staged) == 96);
     assert!(size_of::<RailStatistics>() == 104 && align_of::<RailStatistics>() == 8);
     assert!(offset_of!(RailStatistics, block_bytes) == 64);
     assert!(offset_of!(RailStatistics, is_slow) == 96);

@@ -33,7 +33,7 @@ fn open(image: &str, configuration: &str) -> Rig {
     // SAFETY: the emulator is compiled from the kernels' own text.
     let kernels =
         |device: &Device| unsafe { LayoutKernels::load(device, KernelSet::Copies, image.as_bytes()) };
-    Rig::new(kvasir_kv::testing::open(configuration, kernels).expect("opens"))
+    Rig::new(kvasir_kv::testing::open(configuration, kernels, None).expect("opens"))
 }
 
 const SMALL: &str = "[store]\nslot = \"64 KiB\"\n[host_tier]\ncapacity = \"16 MiB\"\neviction = \"lru\"\n\

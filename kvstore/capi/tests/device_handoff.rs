@@ -13,11 +13,13 @@ mod harness;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use dataplane_cuda::{Cuda, Device, DeviceMemory, DeviceSlab};
 use dataplane_gpu::{KernelSet, LayoutKernels};
 use dataplane_memory::SlabLayout;
+use dataplane_verbs::testing::{Accelerator, Reach, SoftwareDevice};
 use double::Double;
 use engine::{Engine, EngineStream, Rig};
 use harness::{Random, seed};
@@ -29,11 +31,37 @@ const LAYERS: u32 = 5;
 const PIECE: usize = 1200;
 const BLOCKS: usize = 80;
 
-fn device() -> Option<(Double, Device, String)> {
+fn device() -> Option<(Double, Arc<Device>, String)> {
     let double = Double::load()?;
     let library = harness::build("libkvasir_emulator.so", &["emulator.cpp"], &["-O2", "-shared", "-fPIC"])?;
     let device = Cuda::open().expect("the double starts").device(0).expect("device");
-    Some((double, device, format!("emulator:{}\n", library.display())))
+    Some((double, Arc::new(device), format!("emulator:{}\n", library.display())))
+}
+
+/// A software network card that reaches the double's memory by dma-buf, as a card beside a GPU does.
+fn card(device: &Arc<Device>, reach: Reach) -> SoftwareDevice {
+    // Cards are there for as long as the process, and the device is not.
+    struct Memory(Weak<Device>);
+    impl Memory {
+        fn at(&self, address: u64, bytes: usize) -> Option<DeviceSlab> {
+            // SAFETY: the memory of hand-offs is there for as long as a card has work on it, and this is dropped at once.
+            unsafe { DeviceSlab::borrow(&*self.0.upgrade()?, address, bytes) }.ok()
+        }
+    }
+    impl Accelerator for Memory {
+        fn covers(&self, address: u64, length: u64) -> bool {
+            self.at(address, length as usize).is_some()
+        }
+        fn read(&self, address: u64, bytes: &mut [u8]) {
+            self.at(address, bytes.len()).expect("covered").read(0, bytes).expect("a live device");
+        }
+        fn write(&self, address: u64, bytes: &[u8]) {
+            self.at(address, bytes.len()).expect("covered").write(0, bytes).expect("a live device");
+        }
+    }
+    let card = SoftwareDevice::new();
+    card.put_accelerator_beside(Arc::new(Memory(Arc::downgrade(device))), reach);
+    card
 }
 
 fn transfer_id() -> u64 {
@@ -41,8 +69,10 @@ fn transfer_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed) << 20 | u64::from(std::process::id())
 }
 
-fn configuration(transport: &str, on_device: bool, more: &str) -> String {
-    let device = if on_device { "[device]\nstaging = \"1 MiB\"\nhandoff_capacity = \"1 MiB\"\n" } else { "" };
+const DMA_BUF: Reach = Reach { dma_buf: true, peer_memory: false };
+const ON_DEVICE: &str = "[device]\nstaging = \"1 MiB\"\nhandoff_capacity = \"1 MiB\"\n";
+
+fn configuration(transport: &str, device: &str, more: &str) -> String {
     format!(
         "[store]\nslot = \"16 KiB\"\n[host_tier]\ncapacity = \"1 MiB\"\n{device}[transfer]\ntransport = {transport:?}\n\
          layers = {LAYERS}\nrows = 2\nhead_bytes = \"{PIECE} B\"\n{more}"
@@ -59,11 +89,16 @@ struct Side {
 
 impl Side {
     fn new(device: &Device, image: &str, random: &mut Random, transport: &str, more: &str) -> Self {
-        // SAFETY: the emulator is compiled from the kernels' own text.
-        let kernels =
-            |device: &Device| unsafe { LayoutKernels::load(device, KernelSet::Copies, image.as_bytes()) };
-        let configuration = configuration(transport, true, more);
-        let rig = Rig::new(kvasir_kv::testing::open(&configuration, kernels).expect("opens"));
+        Self::over(device, image, random, &configuration(transport, ON_DEVICE, more))
+    }
+
+    /// Over RDMA of a card that reaches the device's memory, past the host's.
+    fn direct(device: &Arc<Device>, image: &str, random: &mut Random, more: &str) -> Self {
+        Self::over(device, image, random, &direct(&card(device, DMA_BUF), more))
+    }
+
+    fn over(device: &Device, image: &str, random: &mut Random, configuration: &str) -> Self {
+        let rig = Rig::new(open(image, configuration).expect("opens"));
         // Keys and values of each layer, of different strides.
         let strides = [PIECE + 80, PIECE].map(|stride| (stride, PIECE));
         let shapes: Vec<(usize, usize)> = (0..LAYERS).flat_map(|_| strides).collect();
@@ -71,11 +106,16 @@ impl Side {
         Self { tensors: rig.register(&engine), rig, engine }
     }
 
-    fn on_host(random: &mut Random, transport: &str) -> Self {
-        let configuration = configuration(transport, false, "");
-        let open = kvasir_kv::testing::open(&configuration, |_| unreachable!("no device"));
+    fn on_host(random: &mut Random, transport: &str, more: &str) -> Self {
+        Self::on_host_with(random, &configuration(transport, "", more), PIECE)
+    }
+
+    /// With pieces of so many bytes in each plane.
+    fn on_host_with(random: &mut Random, configuration: &str, piece: usize) -> Self {
+        let library = Some(SoftwareDevice::library());
+        let open = kvasir_kv::testing::open(configuration, |_| unreachable!("no device"), library);
         let rig = Rig::new(open.expect("opens"));
-        let engine = Engine::on_host(random, &[(PIECE, PIECE); 2 * LAYERS as usize], BLOCKS);
+        let engine = Engine::on_host(random, &[(piece, piece); 2 * LAYERS as usize], BLOCKS);
         Self { tensors: rig.register(&engine), rig, engine }
     }
 
@@ -201,6 +241,18 @@ fn nothing() -> HandOff {
     }
 }
 
+fn direct(card: &SoftwareDevice, more: &str) -> String {
+    let rdma = format!("[rdma]\ndevices = [{:?}]\n", card.name());
+    configuration("rdma", &format!("{ON_DEVICE}direct = true\n"), &format!("{more}{rdma}"))
+}
+
+fn open(image: &str, configuration: &str) -> Result<*mut kvasir_kv::Handle, String> {
+    // SAFETY: the emulator is compiled from the kernels' own text.
+    let kernels =
+        |device: &Device| unsafe { LayoutKernels::load(device, KernelSet::Copies, image.as_bytes()) };
+    kvasir_kv::testing::open(configuration, kernels, Some(SoftwareDevice::library()))
+}
+
 /// The numbers below `count` in any order.
 fn shuffled(random: &mut Random, count: usize) -> Vec<u64> {
     let mut numbers: Vec<u64> = (0..count as u64).collect();
@@ -211,16 +263,20 @@ fn shuffled(random: &mut Random, count: usize) -> Vec<u64> {
 }
 
 const COMPLETE: u64 = Ending::Complete as u64;
+const HAND_OFFS: u64 = 8;
 
 #[test]
 fn random_blocks_arrive_layer_by_layer_over_each_transport() {
     let Some((_double, device, image)) = device() else { return };
     let random = &mut Random(seed(701));
-    for transport in ["shm", "tcp"] {
-        let prefill = Side::new(&device, &image, random, transport, "");
-        let mut decode = Side::new(&device, &image, random, transport, "");
+    for transport in ["shm", "tcp", "rdma, directly"] {
+        let side = |random: &mut Random| match transport {
+            "rdma, directly" => Side::direct(&device, &image, random, ""),
+            _ => Side::new(&device, &image, random, transport, ""),
+        };
+        let (prefill, mut decode) = (side(random), side(random));
         let mut sent = 0;
-        for _ in 0..8 {
+        for _ in 0..HAND_OFFS {
             let transfer = transfer_id();
             let count = 1 + random.below(BLOCKS as u64) as usize;
             let known = random.below(count as u64) as usize;
@@ -261,7 +317,11 @@ fn random_blocks_arrive_layer_by_layer_over_each_transport() {
         }
         assert!(prefill.engine.read() == prefill.engine.bytes, "the sender is as before");
         assert_eq!(prefill.statistics().bytes_sent, (sent * 2 * LAYERS as usize * PIECE) as u64);
-        assert_eq!(decode.statistics().blocks_received, sent as u64);
+        let (sender, receiver) = (prefill.statistics(), decode.statistics());
+        assert_eq!(receiver.blocks_received, sent as u64);
+        let [directly, staged] = if transport.starts_with("rdma") { [HAND_OFFS, 0] } else { [0, HAND_OFFS] };
+        assert_eq!((sender.sent_directly, sender.sent_staged), (directly, staged), "{transport}");
+        assert_eq!((receiver.received_directly, receiver.received_staged), (directly, staged), "{transport}");
     }
 }
 
@@ -269,9 +329,13 @@ fn random_blocks_arrive_layer_by_layer_over_each_transport() {
 fn a_device_and_a_processor_hand_over_to_each_other() {
     let Some((_double, device, image)) = device() else { return };
     let random = &mut Random(seed(702));
-    for from_host in [false, true] {
-        let on_device = Side::new(&device, &image, random, "shm", "");
-        let on_host = Side::on_host(random, "shm");
+    for (from_host, is_direct) in [(false, false), (true, false), (false, true), (true, true)] {
+        let (on_device, on_host) = if is_direct {
+            let rdma = format!("[rdma]\ndevices = [{:?}]\n", SoftwareDevice::new().name());
+            (Side::direct(&device, &image, random, ""), Side::on_host(random, "rdma", &rdma))
+        } else {
+            (Side::new(&device, &image, random, "shm", ""), Side::on_host(random, "shm", ""))
+        };
         let (prefill, mut decode) = if from_host { (on_host, on_device) } else { (on_device, on_host) };
         let (transfer, from, to) = (transfer_id(), [9, 3, 60], [40, 41, 2]);
         assert_eq!(prefill.push(transfer, 0, &from, 0..LAYERS), 0);
@@ -289,8 +353,58 @@ fn a_device_and_a_processor_hand_over_to_each_other() {
         }
         if from_host {
             assert!(decode.engine.read() == decode.engine.bytes);
+            assert_eq!(decode.statistics().received_directly, u64::from(is_direct));
+        } else {
+            assert_eq!(prefill.statistics().sent_directly, u64::from(is_direct));
         }
     }
+}
+
+/// Of a model's two heads one process has both, and the other one: devices sum bytes in one piece, so what such a process is
+/// sent takes the way through the host's memory, and what it would send is computed.
+#[test]
+fn processes_with_other_heads_are_not_written_to_directly() {
+    let Some((_double, device, image)) = device() else { return };
+    let random = &mut Random(seed(708));
+    // Half of a piece for each head of a row, and half of a piece in each plane.
+    let whole = |card: &SoftwareDevice| {
+        direct(card, "").replace("head_bytes = \"1200 B\"", "heads = 2\nhead_bytes = \"600 B\"")
+    };
+    let half = |more: &str| configuration("rdma", "", more).replace("\"1200 B\"", "\"600 B\"");
+    let rdma = format!("[rdma]\ndevices = [{:?}]\n", SoftwareDevice::new().name());
+    let both = Side::over(&device, &image, random, &whole(&card(&device, DMA_BUF)));
+    let one = Side::on_host_with(random, &half(&rdma), PIECE / 2);
+    let (sent, computed) = (transfer_id(), transfer_id());
+    assert_eq!(both.push(sent, 0, &[9, 3], 0..LAYERS), 0);
+    both.end(sent);
+    assert_eq!(one.expect(sent, &both.address(), 0, &[1, 2]), 0);
+    assert_eq!(one.ended(), (0, 2, COMPLETE));
+    assert_eq!((both.statistics().sent_directly, both.statistics().sent_staged), (0, 1));
+    for (from, to) in [(9, 1), (3, 2)] {
+        // A layer is laid out in rows of heads; the first half of each row is head 0.
+        let wanted: Vec<u8> =
+            both.engine.payload(from).chunks(PIECE).flat_map(|row| row[..PIECE / 2].to_vec()).collect();
+        assert!(host_block(&one.engine, to) == wanted);
+    }
+    assert_eq!(both.ended().0, 0);
+    assert_eq!(one.push(computed, 0, &[1], 0..LAYERS), 0);
+    one.end(computed);
+    assert_eq!(both.expect(computed, &one.address(), 0, &[5]), 0);
+    let (status, blocks, _) = both.ended();
+    assert_eq!((status, blocks), (Status::Miss as i32, 0));
+    assert!(both.engine.read() == both.engine.bytes);
+    both.wait_for_rest();
+    one.wait_for_rest();
+}
+
+#[test]
+fn a_card_that_does_not_reach_the_device_is_an_error() {
+    let Some((_double, device, image)) = device() else { return };
+    let refused = open(&image, &direct(&card(&device, Reach::default()), "")).expect_err("out of reach");
+    assert!(refused.contains("rdma") && refused.contains("bytes of device memory"), "{refused}");
+    let auto = direct(&card(&device, DMA_BUF), "").replace("\"rdma\"", "\"auto\"");
+    let refused = open(&image, &auto).expect_err("memory that sockets cannot write");
+    assert!(refused.contains("device.direct = true takes transfer.transport = \"rdma\""), "{refused}");
 }
 
 /// A block of tensors in host memory, as it is.
@@ -383,7 +497,7 @@ fn the_engines_work_before_the_event_is_over_when_blocks_are_used() {
 fn a_lost_device_fails_hand_offs_and_tells_the_receiver() {
     let Some((double, device, image)) = device() else { return };
     let random = &mut Random(seed(705));
-    let (prefill, decode) = (Side::new(&device, &image, random, "shm", ""), Side::on_host(random, "shm"));
+    let (prefill, decode) = (Side::new(&device, &image, random, "shm", ""), Side::on_host(random, "shm", ""));
     let transfer = transfer_id();
     assert_eq!(decode.expect(transfer, &prefill.address(), 0, &[0, 1]), 0);
     assert_eq!(prefill.push(transfer, 0, &[4, 5], 0..1), 0);
@@ -414,7 +528,7 @@ fn tensors_of_another_memory_or_cut_are_refused() {
     side.tensors = side.rig.register(&other);
     refused(&side, "the tensors have 3 planes, and a block 5 layers");
     assert_eq!(side.rig.save(side.tensors, &[engine::name(1, 0)], &[0]), (0, 1));
-    let mut on_host = Side::on_host(random, "shm");
+    let mut on_host = Side::on_host(random, "shm", "");
     let event = std::ptr::dangling_mut();
     assert_eq!(on_host.push_after(1, 0, &[0], 0..1, event), Status::InvalidArgument as i32);
     assert!(on_host.rig.last_error().contains("event is not null"), "{}", on_host.rig.last_error());

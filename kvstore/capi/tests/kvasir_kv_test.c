@@ -65,9 +65,11 @@ ASSERT_LAYOUT(handoff_layers, offsetof(kvasir_kv_handoff, first_layer) == 80 && 
 ASSERT_LAYOUT(handoff_deadline, offsetof(kvasir_kv_handoff, deadline_ms) == 88);
 ASSERT_LAYOUT(handoff_reserved, offsetof(kvasir_kv_handoff, reserved) == 92);
 ASSERT_LAYOUT(handoff_event, offsetof(kvasir_kv_handoff, event) == 96);
-ASSERT_LAYOUT(handoff_statistics, sizeof(kvasir_kv_handoff_statistics) == 72);
+ASSERT_LAYOUT(handoff_statistics, sizeof(kvasir_kv_handoff_statistics) == 104);
 ASSERT_LAYOUT(handoff_bytes_sent, offsetof(kvasir_kv_handoff_statistics, bytes_sent) == 48);
 ASSERT_LAYOUT(handoff_slots_used, offsetof(kvasir_kv_handoff_statistics, slots_used) == 64);
+ASSERT_LAYOUT(handoff_sent_directly, offsetof(kvasir_kv_handoff_statistics, sent_directly) == 72);
+ASSERT_LAYOUT(handoff_received_staged, offsetof(kvasir_kv_handoff_statistics, received_staged) == 96);
 #endif
 
 #define BLOCK (3 * 1000 * 1000)

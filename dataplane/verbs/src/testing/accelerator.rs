@@ -1,7 +1,7 @@
 //! Accelerators beside the software devices: memory that these reach and the CPU does not.
 //!
 //! A region of it is known by the accelerator's own addresses. The software device reads and writes it through
-//! [`DeviceMemory`], where a card would use the bus.
+//! [`Accelerator`], where a card would use the bus.
 
 use std::sync::Arc;
 
@@ -18,38 +18,60 @@ pub struct Reach {
     pub peer_memory: bool,
 }
 
-/// An accelerator's memory, seen from one software device.
-pub(super) struct Beside {
-    device: u32,
-    memory: Arc<dyn DeviceMemory>,
-    reach: Reach,
+/// Memory that software devices reach over the bus, by its own addresses.
+pub trait Accelerator: Send + Sync {
+    /// Whether the whole range is its memory.
+    fn covers(&self, address: u64, length: u64) -> bool;
+
+    /// Copies bytes of a range that it covers out.
+    fn read(&self, address: u64, bytes: &mut [u8]);
+
+    /// Copies bytes into a range that it covers.
+    fn write(&self, address: u64, bytes: &[u8]);
 }
 
-impl Beside {
+/// One piece of memory.
+impl Accelerator for Arc<dyn DeviceMemory> {
     fn covers(&self, address: u64, length: u64) -> bool {
-        let offset = address.checked_sub(self.memory.address());
+        let offset = address.checked_sub(self.address());
         let end = offset.and_then(|offset| offset.checked_add(length));
-        end.is_some_and(|end| end <= self.memory.bytes() as u64)
+        end.is_some_and(|end| end <= self.bytes() as u64)
+    }
+
+    fn read(&self, address: u64, bytes: &mut [u8]) {
+        DeviceMemory::read(&**self, (address - self.address()) as usize, bytes).expect("a live accelerator");
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) {
+        DeviceMemory::write(&**self, (address - self.address()) as usize, bytes).expect("a live accelerator");
     }
 }
 
+/// An accelerator's memory, seen from one software device.
+pub(super) struct Beside {
+    device: u32,
+    memory: Arc<dyn Accelerator>,
+    reach: Reach,
+}
+
 impl World {
-    pub(super) fn put_beside(&mut self, device: u32, memory: Arc<dyn DeviceMemory>, reach: Reach) {
+    pub(super) fn put_beside(&mut self, device: u32, memory: Arc<dyn Accelerator>, reach: Reach) {
         self.beside.push(Beside { device, memory, reach });
     }
 
     /// How the device of a context reaches the range; `None` when it is in no accelerator's memory.
     pub(super) fn reach_of(&self, context: u32, address: u64, length: u64) -> Option<Reach> {
         let device = self.contexts.get(&context)?.device;
-        let mut covering = self.beside.iter().filter(|beside| beside.covers(address, length)).peekable();
+        let mut covering =
+            self.beside.iter().filter(|beside| beside.memory.covers(address, length)).peekable();
         covering.peek()?;
         let own = covering.find(|beside| beside.device == device);
         Some(own.map_or_else(Reach::default, |beside| beside.reach))
     }
 
-    fn accelerator_at(&self, address: u64, length: u64) -> Option<(&dyn DeviceMemory, usize)> {
-        let beside = self.beside.iter().find(|beside| beside.covers(address, length))?;
-        Some((&*beside.memory, (address - beside.memory.address()) as usize))
+    fn accelerator_at(&self, address: u64, length: u64) -> Option<&dyn Accelerator> {
+        let beside = self.beside.iter().find(|beside| beside.memory.covers(address, length))?;
+        Some(&*beside.memory)
     }
 
     /// The device's own access to memory.
@@ -64,12 +86,12 @@ impl World {
         }
         let mut bytes = vec![0; length];
         match ends.0 {
-            Some((memory, offset)) => memory.read(offset, &mut bytes).expect("a live accelerator"),
+            Some(memory) => memory.read(from, &mut bytes),
             // SAFETY: the caller vouches for the range; `bytes` is as long.
             None => unsafe { std::ptr::copy(from as *const u8, bytes.as_mut_ptr(), length) },
         }
         match ends.1 {
-            Some((memory, offset)) => memory.write(offset, &bytes).expect("a live accelerator"),
+            Some(memory) => memory.write(to, &bytes),
             // SAFETY: as above.
             None => unsafe { std::ptr::copy(bytes.as_ptr(), to as *mut u8, length) },
         }

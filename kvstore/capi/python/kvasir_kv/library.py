@@ -151,6 +151,10 @@ class _HandOffStatistics(ctypes.Structure):
             "bytes_sent",
             "checksum_failures",
             "slots_used",
+            "sent_directly",
+            "sent_staged",
+            "received_directly",
+            "received_staged",
         )
     ]
 

@@ -90,6 +90,10 @@ HANDOFF = {
     "peers_lost": "Connections to other engines that ended, since the start.",
     "checksum_failures": "Pieces whose checksum did not match, since the start.",
     "slots_used": "Slots of the memory of hand-offs in use now.",
+    "sent_directly": "Transfers whose blocks a network card read in a GPU's memory, since the start.",
+    "sent_staged": "Transfers whose blocks went from a GPU's memory through the host's, since the start.",
+    "received_directly": "Transfers whose blocks a network card wrote to a GPU's memory, since the start.",
+    "received_staged": "Transfers whose blocks came to a GPU's memory through the host's, since the start.",
 }
 RAIL = {
     "block_bytes": "Bytes of blocks that a transport was given to write or read, since the start.",

@@ -23,6 +23,8 @@ pub(crate) struct Prepared {
     pub(crate) kernels: Arc<LayoutKernels>,
     /// Bytes of the device's memory for hand-offs.
     pub(crate) handoff_capacity: u64,
+    /// Whether hand-offs go past the host's memory.
+    pub(crate) is_direct: bool,
     pub(crate) lanes: [PreparedLane; 2],
     pub(super) listening: Listening,
 }
@@ -113,9 +115,9 @@ impl Prepared {
         let lanes = [lane(0, Priority::Background, saved)?, lane(bytes, Priority::Urgent, loaded)?];
         let listening = Listening::default();
         let reports = Reports { lanes: [save, load], listening: listening.clone() };
-        let handoff_capacity = settings.handoff_capacity.0;
+        let (handoff_capacity, is_direct) = (settings.handoff_capacity.0, settings.direct);
         Ok((
-            Self { device, kernels, handoff_capacity, lanes, listening },
+            Self { device, kernels, handoff_capacity, is_direct, lanes, listening },
             reports,
             builder.copier(Box::new(copier)),
         ))

@@ -5,7 +5,8 @@
 //! engine's planes ◀─ scatter kernel ── device slot ◀── DMA ── host slot ◀══════ peer     an arrival
 //! ```
 //!
-//! The way between device and host slots is that of [`dataplane_transfer::Staging`], layer by layer. A push has given the
+//! The way between device and host slots is that of [`dataplane_transfer::Staging`], layer by layer. With `device.direct` there is
+//! none: the network cards read and write the device's slots, and the devices take the checksums. A push has given the
 //! engine's blocks back when its kernel is over, before anything is on the bus. Pushes and arrivals have a thread and a stream
 //! each, which carry out one after the other.
 
@@ -20,7 +21,7 @@ use std::thread::JoinHandle;
 use dataplane_cuda::{
     CopyQueueConfig, Device, DeviceMemory, DeviceSlab, Pinned, Priority, SlotCopier, Stream,
 };
-use dataplane_gpu::{CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, Pair, Sums};
+use dataplane_gpu::{CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, Pair, SlotChecksummer, Sums};
 use dataplane_memory::{Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_transfer::{Staging, StagingLimits};
 
@@ -35,6 +36,8 @@ use crate::tensors::{PagedTensors, PlaneRange};
 
 const PUSHES: usize = 0;
 const ARRIVALS: usize = 1;
+/// Checksums that the device takes at a time.
+const SUMS_MAX: usize = 4096;
 
 /// A device, and what its hand-offs need of it.
 pub(crate) struct DeviceParts {
@@ -42,6 +45,8 @@ pub(crate) struct DeviceParts {
     pub(crate) kernels: Arc<LayoutKernels>,
     /// Bytes of the slots.
     pub(crate) capacity: u64,
+    /// Whether peers' network cards write to the device's slots.
+    pub(crate) is_direct: bool,
 }
 
 /// Null, or the event of a device that earlier work on the blocks records.
@@ -75,10 +80,12 @@ pub(crate) struct HandOffRoutes {
 }
 
 /// What [`DeviceLanes::open`] makes.
-pub(super) struct Opened {
+pub(super) struct DeviceOpened {
     pub(super) lanes: DeviceLanes,
     pub(super) pool: Arc<SlotPool>,
     pub(super) staging: Staging<SlotCopier>,
+    /// Where hand-offs are direct.
+    pub(super) checksummer: Option<SlotChecksummer>,
 }
 
 impl DeviceLanes {
@@ -88,8 +95,8 @@ impl DeviceLanes {
         slot_bytes: usize,
         staging: &Arc<SlotPool>,
         completions: &Completions,
-    ) -> Result<Opened, Failure> {
-        let DeviceParts { device, kernels, capacity } = parts;
+    ) -> Result<DeviceOpened, Failure> {
+        let DeviceParts { device, kernels, capacity, is_direct } = parts;
         let failed = |error: &dyn std::fmt::Display| failed("open: device.handoff_capacity", error);
         let one = SlabLayout { slot_bytes, slot_count: 1 };
         // `Settings::parse` has seen to it that there is one, and not too many.
@@ -119,7 +126,13 @@ impl DeviceLanes {
         *lock(&lanes.jobs) = Some([pushes, arrivals]);
         let limits = StagingLimits::of(staging);
         let staging = Staging::new(copier, Arc::clone(staging), limits);
-        Ok(Opened { lanes, pool: SlotPool::new(slab), staging })
+        let mut checksummer = None;
+        if is_direct {
+            let mut sums = SlotChecksummer::new(lanes.queue(&kernels)?, SUMS_MAX);
+            sums.add_device(&slab, &lanes.memory).ok_or_else(|| failed(&"the sums take no memory"))?;
+            checksummer = Some(sums);
+        }
+        Ok(DeviceOpened { lanes, pool: SlotPool::new(slab), staging, checksummer })
     }
 
     fn start(
@@ -128,17 +141,22 @@ impl DeviceLanes {
         kernels: &Arc<LayoutKernels>,
         completions: &Completions,
     ) -> Result<Sender<Job>, Failure> {
-        let failed = |error: &dyn std::fmt::Display| failed("open: hand-offs of [device]", error);
-        // Somebody waits for either: a decode engine for its blocks, a prefill engine for blocks to compute into.
-        let stream = Stream::new(&self.device, Priority::Urgent).map_err(|error| failed(&error))?;
-        let config = KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 };
-        let queue = KernelQueue::new(Arc::clone(kernels), stream, config).map_err(|error| failed(&error))?;
+        let queue = self.queue(kernels)?;
         let (sender, jobs) = channel();
         let (completions, is_closing) = (completions.clone(), Arc::clone(&self.is_closing));
         let run = move || work(DeviceCopier { queue, is_broken: false }, &jobs, &completions, &is_closing);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-        lock(&self.threads).push(thread.map_err(|error| failed(&error))?);
+        lock(&self.threads).push(thread.map_err(|error| failed("open: start a thread", &error))?);
         Ok(sender)
+    }
+
+    /// Kernels on a stream of their own.
+    fn queue(&self, kernels: &Arc<LayoutKernels>) -> Result<KernelQueue, Failure> {
+        let failed = |error: &dyn std::fmt::Display| failed("open: hand-offs of [device]", error);
+        // Somebody waits for all of them: a decode engine for its blocks, a prefill engine for blocks to compute into.
+        let stream = Stream::new(&self.device, Priority::Urgent).map_err(|error| failed(&error))?;
+        let config = KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 };
+        KernelQueue::new(Arc::clone(kernels), stream, config).map_err(|error| failed(&error))
     }
 
     /// The ways between these tensors and the slots. The tensors have passed [`Shape::check`].

@@ -32,6 +32,7 @@ pub(crate) use copy::Shape;
 use copy::{BlockCopier, HostCopier};
 use device::DeviceLanes;
 pub(crate) use device::{DeviceEvent, DeviceParts, HandOffRoutes};
+pub(crate) use open::rails_config;
 use state::{Copied, Expected, Pushed, Transfers};
 
 use crate::lock::lock;
@@ -96,6 +97,14 @@ pub struct HandOffStatistics {
     pub checksum_failures: u64,
     /// Slots in use now.
     pub slots_used: u64,
+    /// Transfers whose blocks a network card read in a device's memory.
+    pub sent_directly: u64,
+    /// Transfers whose blocks went from a device's memory through the host's.
+    pub sent_staged: u64,
+    /// Transfers whose blocks a network card wrote to a device's memory.
+    pub received_directly: u64,
+    /// Transfers whose blocks came to a device's memory through the host's.
+    pub received_staged: u64,
 }
 
 /// Bytes of a rail's name in [`RailStatistics`], the final 0 included.
@@ -248,6 +257,10 @@ impl HandOffs {
             bytes_sent: value("bytes_sent"),
             checksum_failures: value("checksum_failures"),
             slots_used: (self.pool.used_count() + staged) as u64,
+            sent_directly: value("sent_directly"),
+            sent_staged: value("sent_staged"),
+            received_directly: value("received_directly"),
+            received_staged: value("received_staged"),
         }
     }
 

@@ -15,7 +15,7 @@ use dataplane_transfer::{
 };
 use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
 
-use super::device::{DeviceLanes, DeviceParts};
+use super::device::{DeviceLanes, DeviceOpened, DeviceParts};
 use super::{HandOffs, Shape, Transfers};
 use crate::config::{RdmaSettings, SLOT_GRAIN, TransferSettings, Transports};
 use crate::queue::Completions;
@@ -26,7 +26,7 @@ impl HandOffs {
     /// Opens what the configuration says, and starts the thread that drives it.
     pub(crate) fn open(
         settings: &TransferSettings,
-        rdma: &RdmaSettings,
+        mut config: RailsConfig,
         device: Option<DeviceParts>,
         completions: Completions,
     ) -> Result<Arc<Self>, Failure> {
@@ -38,27 +38,30 @@ impl HandOffs {
         let layout = SlabLayout { slot_bytes, slot_count };
         let slab =
             Slab::create("kvasir-handoff", layout, PageSize::Standard).map_err(|error| failed(&error))?;
-        let slab = Arc::new(slab);
-        let config = rails_config(settings, rdma)?;
-        let Rails { bond, address, counters: rails, .. } =
-            dataplane_rails::open(&config, &slab).map_err(|error| failed(&error))?;
-        let counters = Arc::new(TransferCounters::default());
-        let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
-        let node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
+        let host = SlotPool::new(Arc::new(slab));
         let memory =
             device.as_ref().map_or(Memory::Host, |parts| Memory::Cuda(parts.device.description().ordinal));
         let shape = Shape { memory, layers: pieces.layers, layer_bytes: pieces.layer_bytes() as usize };
-        let host = SlotPool::new(slab);
-        let device =
+        let opened =
             device.map(|parts| DeviceLanes::open(parts, slot_bytes, &host, &completions)).transpose()?;
-        let (device, staged) = match device {
-            Some(opened) => (Some((opened.lanes, opened.pool)), Some(opened.staging)),
-            None => (None, None),
-        };
-        let (device, pool, staging_pool) = match device {
-            Some((lanes, pool)) => (Some(lanes), pool, Some(host)),
-            None => (None, host, None),
-        };
+        let mut shown = Arc::clone(host.slab());
+        if let Some(DeviceOpened { pool, checksummer: Some(_), .. }) = &opened {
+            // What goes to a peer with other heads is staged all the same: from the host's slots.
+            config.sources.push(std::mem::replace(&mut shown, Arc::clone(pool.slab())));
+        }
+        let Rails { bond, address, counters: rails, .. } =
+            dataplane_rails::open(&config, &shown).map_err(|error| failed(&error))?;
+        let counters = Arc::new(TransferCounters::default());
+        let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
+        let mut node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
+        let (mut device, mut staging, mut pool, mut staging_pool) = (None, None, host, None);
+        if let Some(opened) = opened {
+            if let Some(checksummer) = opened.checksummer {
+                node = node.with_checksummer(checksummer);
+            }
+            (device, staging) = (Some(opened.lanes), Some(opened.staging));
+            staging_pool = Some(std::mem::replace(&mut pool, opened.pool));
+        }
         let handoffs = Arc::new(Self {
             shape,
             pool,
@@ -82,7 +85,7 @@ impl HandOffs {
         let wait = if settings.busy_poll { WaitPolicy::Busy } else { WaitPolicy::default() };
         let cores = settings.cores.parse();
         let policy = ThreadPolicy { wait, cores: cores.map_err(|error| configuration(&error))? };
-        let service = match staged {
+        let service = match staging {
             Some(staging) => TransferService::start_staged(node, staging, policy, notify),
             None => TransferService::start(node, policy, notify),
         };
@@ -102,7 +105,7 @@ fn pieces(settings: &TransferSettings) -> PieceLayout {
     }
 }
 
-fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<RailsConfig, Failure> {
+pub(crate) fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<RailsConfig, Failure> {
     let transports = match settings.transport {
         Transports::Auto => Transport::ALL.to_vec(),
         Transports::Shm => vec![Transport::Shm],
@@ -137,6 +140,8 @@ fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<Rail
         near: parse_near(&rdma.near).map_err(|error| configuration(&error))?,
         rdma_listen: rdma.listen,
         rdma: verbs,
+        verbs_library: None,
+        sources: Vec::new(),
         bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
         corrupt: None,
     })

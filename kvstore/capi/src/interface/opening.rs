@@ -4,12 +4,14 @@ use std::ffi::c_char;
 use std::sync::Arc;
 
 use dataplane_gpu::{KernelSet, LayoutKernels};
+use dataplane_rails::RailsConfig;
+use dataplane_verbs::Library;
 
 use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell};
 use crate::compose::{self, Composed};
 use crate::device::{Lanes, MakeKernels};
 use crate::handles::{self, Opened};
-use crate::handoff::{DeviceParts, HandOffs};
+use crate::handoff::{self, DeviceParts, HandOffs};
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::status::{Failure, Status};
@@ -18,11 +20,15 @@ use crate::status::{Failure, Status};
 const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 
 fn open(text: &str) -> Result<*mut Handle, Failure> {
-    open_with(text, &|device| LayoutKernels::compile(device, KernelSet::Copies))
+    open_with(text, &|device| LayoutKernels::compile(device, KernelSet::Copies), None)
 }
 
-/// The same with kernels that are made in another way.
-pub(crate) fn open_with(text: &str, kernels: MakeKernels<'_>) -> Result<*mut Handle, Failure> {
+/// The same with kernels that are made in another way, and with another verbs library than this machine's.
+pub(crate) fn open_with(
+    text: &str,
+    kernels: MakeKernels<'_>,
+    verbs_library: Option<Arc<Library>>,
+) -> Result<*mut Handle, Failure> {
     must_unwind(cfg!(panic = "abort"))?;
     let Composed { backend, queue, device, transfer, rdma } = compose::open(text, kernels)?;
     let queue = Arc::new(Queue::new(backend.clone(), &queue)?);
@@ -30,11 +36,15 @@ pub(crate) fn open_with(text: &str, kernels: MakeKernels<'_>) -> Result<*mut Han
         device: prepared.device.clone(),
         kernels: Arc::clone(&prepared.kernels),
         capacity: prepared.handoff_capacity,
+        is_direct: prepared.is_direct,
     });
     let device = device.map(|prepared| Lanes::start(prepared, &backend, &queue.completions())).transpose()?;
     let (device, tensors) = (device.map(Arc::new), Arc::new(Registry::new()));
     let handoffs = transfer
-        .map(|transfer| HandOffs::open(&transfer, &rdma, for_handoffs, queue.completions()))
+        .map(|transfer| {
+            let rails = RailsConfig { verbs_library, ..handoff::rails_config(&transfer, &rdma)? };
+            HandOffs::open(&transfer, rails, for_handoffs, queue.completions())
+        })
         .transpose()?;
     handles::insert(Opened { backend, queue, tensors, device, handoffs })
         .map(std::ptr::without_provenance_mut)
