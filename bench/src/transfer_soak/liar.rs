@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, SharedKey};
+use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, SharedKey, Transport};
 
 use super::node::SLOT_BYTES;
 
@@ -92,7 +92,7 @@ fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> 
         let mut stream = TcpStream::connect(address).context("a liar cannot connect")?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        let (mut authentication, opening) = Authentication::connecting()?;
+        let (mut authentication, opening) = Authentication::connecting(Transport::Tcp.into())?;
         let mut answer = [0; OPENING_BYTES];
         if stream.write_all(&opening).is_err() || stream.read_exact(&mut answer).is_err() {
             return Ok(streams);
@@ -100,7 +100,7 @@ fn join(address: &str, key: &SharedKey, session: u64) -> Result<Vec<TcpStream>> 
         authentication.opened(&answer, Dialled::of(stream.peer_addr()?))?;
         let mut hello = [0; 32];
         hello[..8].copy_from_slice(b"KVSRTCP\0");
-        hello[8..13].copy_from_slice(&[3, 0, lane, 0, 1]);
+        hello[8..13].copy_from_slice(&[0, 0, lane, 0, 1]);
         hello[16] = 8;
         hello[24..].copy_from_slice(&session.to_le_bytes());
         let proof = authentication.prove(key, &hello)?;

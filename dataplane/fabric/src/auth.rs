@@ -1,13 +1,18 @@
 //! Who may connect: each side of a handshake proves that it holds the cluster's secret.
 //!
 //! Every transport begins a connection in the same way:
-//! 1. The side that connects sends an opening: a nonce that it has just drawn. The side that accepts answers with another.
-//! 2. Each side's hello is followed by a proof: BLAKE3, keyed with the secret, over the side, both nonces, the address that
+//! 1. The side that connects sends an opening: the transport, the versions of the protocol that it speaks, and a nonce that it
+//!    has just drawn. The side that accepts answers with another.
+//! 2. Each side's hello is followed by a proof: BLAKE3, keyed with the secret, over the side, both openings, the address that
 //!    was dialled and the hello. The side that connects goes first: the side that accepts makes no queue pair, passes no
 //!    descriptor and names no block for a stranger.
 //!
-//! Both sides are proved, nothing can be replayed, and what a hello says (queue pairs, keys of memory) cannot be changed on
-//! its way. A stranger who is dialled cannot pass the messages on to a peer either: the two would differ about the address.
+//! From the hellos on, both speak the newest version that both know ([`Versions`]): processes of two releases work together
+//! while their ranges overlap, so a cluster is upgraded node by node. The version covers hellos, frames and rings of every
+//! transport and the frames of a bond; messages of hand-offs have versions of their own.
+//!
+//! Both sides are proved, nothing can be replayed, and what openings and hellos say (versions, queue pairs, keys of memory) cannot
+//! be changed on its way. A stranger who is dialled cannot pass the messages on to a peer either: the two would differ about the address.
 //! For the same reason peers with a secret cannot have address translation between them.
 //!
 //! Limits: whoever can read the secret is a peer; the side that connects shows its hello to whoever it dials; and what
@@ -30,13 +35,80 @@ pub const SECRET_BYTES_MIN: usize = 32;
 pub const UNPROVED_HELP: &str = "Handshakes in which the peer did not prove that it holds this node's secret";
 
 const MAGIC: [u8; 8] = *b"KVSRAUTH";
-const VERSION: u8 = 1;
+/// Of the opening itself, which never changes otherwise.
+const FORMAT: u8 = 2;
+const TRANSPORT_AT: usize = 9;
+const OLDEST_AT: usize = 10;
+const NEWEST_AT: usize = 12;
 const NONCE_BYTES: usize = 16;
 const NONCE_AT: usize = OPENING_BYTES - NONCE_BYTES;
 /// Sets this use of the secret apart from every other.
 const CONTEXT: &str = "kvasir 2026-11-27 data plane handshake";
 
-type Nonce = [u8; NONCE_BYTES];
+/// The versions of a protocol that a process speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Versions {
+    /// The oldest one.
+    pub oldest: u16,
+    /// The newest one.
+    pub newest: u16,
+}
+
+impl Default for Versions {
+    /// Those of this release.
+    fn default() -> Self {
+        Self { oldest: 1, newest: 1 }
+    }
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.oldest == self.newest {
+            write!(formatter, "version {}", self.newest)
+        } else {
+            write!(formatter, "versions {} to {}", self.oldest, self.newest)
+        }
+    }
+}
+
+impl Versions {
+    /// The newest version that both sides speak.
+    #[must_use]
+    pub fn common(self, theirs: Self) -> Option<u16> {
+        let newest = self.newest.min(theirs.newest);
+        (newest >= self.oldest.max(theirs.oldest)).then_some(newest)
+    }
+}
+
+/// What a connection is to carry, as both sides must understand it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Transport {
+    /// Shared memory.
+    Shm = 1,
+    /// TCP.
+    Tcp = 2,
+    /// RDMA.
+    Rdma = 3,
+}
+
+/// What one side says of itself in its opening.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Protocol {
+    /// The transport.
+    pub transport: Transport,
+    /// The versions that it speaks.
+    pub versions: Versions,
+}
+
+impl From<Transport> for Protocol {
+    /// This release's versions over the transport.
+    fn from(transport: Transport) -> Self {
+        Self { transport, versions: Versions::default() }
+    }
+}
+
+type Opening = [u8; OPENING_BYTES];
 
 /// Why a peer is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -44,9 +116,20 @@ pub enum AuthError {
     /// The opening is of another protocol.
     #[error("not a peer of ours")]
     Stranger,
-    /// The opening is of another version.
-    #[error("a peer of another version")]
-    Version,
+    /// The opening has another format.
+    #[error("a peer of another release, whose first message is not understood")]
+    Format,
+    /// The address is one of another transport.
+    #[error("a peer of another transport")]
+    Transport,
+    /// There is no version that both sides speak.
+    #[error("the peer speaks {theirs} of the protocol, and this process {ours}")]
+    Version {
+        /// The peer's.
+        theirs: Versions,
+        /// This process's.
+        ours: Versions,
+    },
     /// The proof does not match: the secrets differ, or the hello was changed or passed on by somebody.
     #[error(
         "its secret is not ours, or its hello was changed or passed on (transfer.secret_file, KVASIR_TRANSFER_SECRET)"
@@ -131,60 +214,84 @@ enum Side {
 enum State {
     /// The side that accepts waits for an opening.
     Awaited,
-    /// The side that connects has sent this nonce.
-    Opened(Nonce),
-    /// Both nonces are known here.
-    Agreed { side: Side, initiator: Nonce, acceptor: Nonce, dialled: Dialled },
+    /// The side that connects has sent this opening.
+    Opened(Opening),
+    /// Both openings are known here.
+    Agreed { side: Side, initiator: Opening, acceptor: Opening, dialled: Dialled },
 }
 
 /// One side's part in a handshake.
 #[derive(Debug)]
-pub struct Authentication(State);
+pub struct Authentication {
+    protocol: Protocol,
+    state: State,
+    /// The version that both sides speak, once both openings are here.
+    version: Option<u16>,
+}
 
 impl Authentication {
     /// For a connection that was accepted.
     #[must_use]
-    pub fn accepting() -> Self {
-        Self(State::Awaited)
+    pub fn accepting(protocol: Protocol) -> Self {
+        Self { protocol, state: State::Awaited, version: None }
     }
 
     /// For a connection that this side makes; and the opening that it is to send.
     ///
     /// # Errors
     /// [`AuthError::Random`].
-    pub fn connecting() -> Result<(Self, [u8; OPENING_BYTES]), AuthError> {
-        let nonce = random_bytes()?;
-        Ok((Self(State::Opened(nonce)), encode(&nonce)))
+    pub fn connecting(protocol: Protocol) -> Result<(Self, [u8; OPENING_BYTES]), AuthError> {
+        let opening = encode(protocol)?;
+        Ok((Self { protocol, state: State::Opened(opening), version: None }, opening))
     }
 
     /// Whether both openings are here: hellos and their proofs follow.
     #[must_use]
     pub fn is_agreed(&self) -> bool {
-        matches!(self.0, State::Agreed { .. })
+        matches!(self.state, State::Agreed { .. })
     }
 
-    /// Takes the other side's opening; on the side that accepts, returns the one to answer it with.
+    /// The version that both sides speak; `None` before both openings are here, and when there is none.
+    #[must_use]
+    pub fn version(&self) -> Option<u16> {
+        self.version
+    }
+
+    /// Takes the other side's opening; on the side that accepts, returns the one to answer it with. That side answers a peer
+    /// without a common version, too, so that it learns why; its hello is refused then.
     ///
     /// # Errors
-    /// [`AuthError::Stranger`], [`AuthError::Version`], [`AuthError::Random`], or [`AuthError::Order`] for a second opening.
+    /// [`AuthError::Stranger`], [`AuthError::Format`], [`AuthError::Transport`], [`AuthError::Random`], [`AuthError::Version`] on
+    /// the side that connects, or [`AuthError::Order`] for a second opening.
     pub fn opened(
         &mut self,
         opening: &[u8; OPENING_BYTES],
         dialled: Dialled,
     ) -> Result<Option<[u8; OPENING_BYTES]>, AuthError> {
-        let theirs = decode(opening)?;
-        match self.0 {
+        decode(opening, self.protocol.transport)?;
+        let theirs = *opening;
+        let version = self.protocol.versions.common(versions_of(&theirs));
+        match self.state {
             State::Awaited => {
-                let ours = random_bytes()?;
-                self.0 = State::Agreed { side: Side::Acceptor, initiator: theirs, acceptor: ours, dialled };
-                Ok(Some(encode(&ours)))
+                let ours = encode(self.protocol)?;
+                self.state =
+                    State::Agreed { side: Side::Acceptor, initiator: theirs, acceptor: ours, dialled };
+                self.version = version;
+                Ok(Some(ours))
             }
+            State::Opened(_) if version.is_none() => Err(self.no_version(&theirs)),
             State::Opened(ours) => {
-                self.0 = State::Agreed { side: Side::Initiator, initiator: ours, acceptor: theirs, dialled };
+                self.state =
+                    State::Agreed { side: Side::Initiator, initiator: ours, acceptor: theirs, dialled };
+                self.version = version;
                 Ok(None)
             }
             State::Agreed { .. } => Err(AuthError::Order),
         }
+    }
+
+    fn no_version(&self, theirs: &Opening) -> AuthError {
+        AuthError::Version { theirs: versions_of(theirs), ours: self.protocol.versions }
     }
 
     /// The proof that follows this side's hello.
@@ -192,16 +299,22 @@ impl Authentication {
     /// # Errors
     /// [`AuthError::Order`] before both openings are here.
     pub fn prove(&self, key: &SharedKey, hello: &[u8]) -> Result<[u8; PROOF_BYTES], AuthError> {
-        let State::Agreed { side, .. } = self.0 else { return Err(AuthError::Order) };
+        let State::Agreed { side, .. } = self.state else { return Err(AuthError::Order) };
         Ok(*self.proof(key, side, hello)?.as_bytes())
     }
 
     /// Checks the proof that followed the other side's hello. The time it takes says nothing about the secret.
     ///
     /// # Errors
-    /// [`AuthError::Secret`]; [`AuthError::Order`] before both openings are here.
+    /// [`AuthError::Secret`]; [`AuthError::Version`] when no version is common; [`AuthError::Order`] before both openings are here.
     pub fn check(&self, key: &SharedKey, hello: &[u8], proof: &[u8; PROOF_BYTES]) -> Result<(), AuthError> {
-        let State::Agreed { side, .. } = self.0 else { return Err(AuthError::Order) };
+        let State::Agreed { side, initiator, acceptor, .. } = &self.state else {
+            return Err(AuthError::Order);
+        };
+        let side = *side;
+        if self.version.is_none() {
+            return Err(self.no_version(if side == Side::Acceptor { initiator } else { acceptor }));
+        }
         let other = if side == Side::Initiator { Side::Acceptor } else { Side::Initiator };
         // `blake3::Hash` compares in constant time.
         if self.proof(key, other, hello)? == blake3::Hash::from_bytes(*proof) {
@@ -212,7 +325,7 @@ impl Authentication {
     }
 
     fn proof(&self, key: &SharedKey, side: Side, hello: &[u8]) -> Result<blake3::Hash, AuthError> {
-        let State::Agreed { initiator, acceptor, dialled, .. } = &self.0 else {
+        let State::Agreed { initiator, acceptor, dialled, .. } = &self.state else {
             return Err(AuthError::Order);
         };
         let dialled = if key.is_secret { *dialled } else { Dialled::LOCAL };
@@ -243,24 +356,34 @@ pub fn unguessable(seed: u64, index: u64) -> u64 {
     u64::from_le_bytes(name)
 }
 
-fn encode(nonce: &Nonce) -> [u8; OPENING_BYTES] {
+fn encode(protocol: Protocol) -> Result<Opening, AuthError> {
     let mut bytes = [0; OPENING_BYTES];
     bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8] = VERSION;
-    bytes[NONCE_AT..].copy_from_slice(nonce);
-    bytes
+    bytes[8] = FORMAT;
+    bytes[TRANSPORT_AT] = protocol.transport as u8;
+    bytes[OLDEST_AT..NEWEST_AT].copy_from_slice(&protocol.versions.oldest.to_le_bytes());
+    bytes[NEWEST_AT..NEWEST_AT + 2].copy_from_slice(&protocol.versions.newest.to_le_bytes());
+    bytes[NONCE_AT..].copy_from_slice(&random_bytes::<NONCE_BYTES>()?);
+    Ok(bytes)
 }
 
-fn decode(bytes: &[u8; OPENING_BYTES]) -> Result<Nonce, AuthError> {
-    if bytes[..8] != MAGIC || bytes[9..NONCE_AT].iter().any(|&byte| byte != 0) {
+/// Whether the bytes are an opening of this transport.
+fn decode(bytes: &Opening, transport: Transport) -> Result<(), AuthError> {
+    if bytes[..8] != MAGIC {
         return Err(AuthError::Stranger);
     }
-    if bytes[8] != VERSION {
-        return Err(AuthError::Version);
+    if bytes[8] != FORMAT || bytes[NEWEST_AT + 2..NONCE_AT] != [0; 2] {
+        return Err(AuthError::Format);
     }
-    let mut nonce = [0; NONCE_BYTES];
-    nonce.copy_from_slice(&bytes[NONCE_AT..]);
-    Ok(nonce)
+    if bytes[TRANSPORT_AT] != transport as u8 {
+        return Err(AuthError::Transport);
+    }
+    Ok(())
+}
+
+fn versions_of(bytes: &Opening) -> Versions {
+    let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    Versions { oldest: number(OLDEST_AT), newest: number(NEWEST_AT) }
 }
 
 #[cfg(test)]
@@ -271,9 +394,11 @@ mod tests {
         sides_at(Dialled::LOCAL, Dialled::LOCAL)
     }
 
+    const TCP: Protocol = Protocol { transport: Transport::Tcp, versions: Versions { oldest: 2, newest: 4 } };
+
     fn sides_at(from: Dialled, at: Dialled) -> (Authentication, Authentication) {
-        let (mut initiator, bytes) = Authentication::connecting().expect("random bytes");
-        let mut acceptor = Authentication::accepting();
+        let (mut initiator, bytes) = Authentication::connecting(TCP).expect("random bytes");
+        let mut acceptor = Authentication::accepting(TCP);
         let answer = acceptor.opened(&bytes, at).expect("an opening").expect("an answer");
         assert_eq!(initiator.opened(&answer, from), Ok(None));
         (initiator, acceptor)
@@ -340,15 +465,90 @@ mod tests {
 
     #[test]
     fn other_openings_are_refused() {
-        let (connecting, good) = Authentication::connecting().expect("random bytes");
+        let (connecting, good) = Authentication::connecting(TCP).expect("random bytes");
         assert_eq!(connecting.prove(&key("a"), b"hello"), Err(AuthError::Order));
         assert_eq!(sides().0.opened(&good, Dialled::LOCAL), Err(AuthError::Order), "a second opening");
-        for (at, value, error) in
-            [(0, b'X', AuthError::Stranger), (8, 2, AuthError::Version), (9, 1, AuthError::Stranger)]
-        {
+        for (at, value, error) in [
+            (0, b'X', AuthError::Stranger),
+            (8, 1, AuthError::Format),
+            (9, Transport::Rdma as u8, AuthError::Transport),
+            (14, 1, AuthError::Format),
+            (15, 1, AuthError::Format),
+        ] {
             let mut bad = good;
             bad[at] = value;
-            assert_eq!(Authentication::accepting().opened(&bad, Dialled::LOCAL), Err(error), "byte {at}");
+            let refused = Authentication::accepting(TCP).opened(&bad, Dialled::LOCAL);
+            assert_eq!(refused, Err(error), "byte {at}");
+        }
+    }
+
+    fn speaking(oldest: u16, newest: u16) -> Protocol {
+        Protocol { versions: Versions { oldest, newest }, ..TCP }
+    }
+
+    #[test]
+    fn processes_of_two_releases_speak_the_newest_version_that_both_know() {
+        let key = key("a");
+        for (ours, theirs, common) in [
+            ((2, 4), (2, 4), Some(4)),
+            ((2, 4), (4, 9), Some(4)),
+            ((2, 4), (1, 2), Some(2)),
+            ((2, 4), (3, 3), Some(3)),
+            ((2, 4), (5, 9), None),
+            ((2, 4), (0, 1), None),
+            // A range that is none.
+            ((2, 4), (4, 2), None),
+        ] {
+            for (from, at) in [(ours, theirs), (theirs, ours)] {
+                let (from, at) = (speaking(from.0, from.1), speaking(at.0, at.1));
+                let (mut initiator, bytes) = Authentication::connecting(from).expect("random bytes");
+                let mut acceptor = Authentication::accepting(at);
+                let answer = acceptor.opened(&bytes, Dialled::LOCAL).expect("an opening").expect("an answer");
+                let opened = initiator.opened(&answer, Dialled::LOCAL);
+                assert_eq!((initiator.version(), acceptor.version()), (common, common), "{from:?} {at:?}");
+                let refused = |theirs: Protocol, ours: Protocol| AuthError::Version {
+                    theirs: theirs.versions,
+                    ours: ours.versions,
+                };
+                if common.is_none() {
+                    assert_eq!(opened, Err(refused(at, from)));
+                    // One that goes on all the same is refused with its hello.
+                    assert_eq!(acceptor.check(&key, b"hello", &[0; PROOF_BYTES]), Err(refused(from, at)));
+                } else {
+                    assert_eq!(opened, Ok(None));
+                    let proof = initiator.prove(&key, b"hello").expect("agreed");
+                    assert_eq!(acceptor.check(&key, b"hello", &proof), Ok(()));
+                }
+            }
+        }
+        let text =
+            AuthError::Version { theirs: speaking(3, 3).versions, ours: speaking(1, 2).versions }.to_string();
+        assert_eq!(text, "the peer speaks version 3 of the protocol, and this process versions 1 to 2");
+    }
+
+    /// Somebody between the two who takes away the newer versions is noticed.
+    #[test]
+    fn openings_cannot_be_changed_on_their_way() {
+        let key = key("a");
+        for at in 10..OPENING_BYTES {
+            let (mut initiator, mut bytes) =
+                Authentication::connecting(speaking(1, 4)).expect("random bytes");
+            // Of the versions the low byte, so that there is a common one.
+            bytes[at] = if at == NEWEST_AT { 2 } else { bytes[at] ^ 1 };
+            let mut acceptor = Authentication::accepting(speaking(0, 4));
+            let Ok(Some(answer)) = acceptor.opened(&bytes, Dialled::LOCAL) else {
+                assert!((14..16).contains(&at), "byte {at}");
+                continue;
+            };
+            initiator.opened(&answer, Dialled::LOCAL).expect("a common version");
+            let proof = initiator.prove(&key, b"hello").expect("agreed");
+            let refused = acceptor.check(&key, b"hello", &proof);
+            assert!(
+                matches!(refused, Err(AuthError::Secret | AuthError::Version { .. })),
+                "byte {at}: {refused:?}"
+            );
+            let proof = acceptor.prove(&key, b"hello").expect("agreed");
+            assert_eq!(initiator.check(&key, b"hello", &proof), Err(AuthError::Secret), "byte {at}");
         }
     }
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use dataplane_fabric::auth::SharedKey;
+use dataplane_fabric::auth::{SharedKey, Versions};
 use dataplane_fabric::{MESSAGE_BYTES_MAX, PeerAccess};
 
 use crate::ShmError;
@@ -27,6 +27,8 @@ pub struct ShmConfig {
     pub access: PeerAccess,
     /// The secret that peers share; with another one neither side admits the other.
     pub key: SharedKey,
+    /// The versions of the protocol that it speaks.
+    pub versions: Versions,
 }
 
 /// Smallest ring: room for two of the largest messages and change.
@@ -48,6 +50,7 @@ impl Default for ShmConfig {
             populate_bytes_max: 0,
             access: PeerAccess::default(),
             key: SharedKey::default(),
+            versions: Versions::default(),
         }
     }
 }

@@ -26,7 +26,7 @@ pub enum ShmError {
         "shared-memory fabric: the slots lie in a device's memory: stage them through a slab in host memory"
     )]
     DeviceMemory,
-    /// The peer's first message is not what this version sends.
+    /// The peer's first message is not what a peer sends.
     #[error("shared-memory handshake: {0}")]
     Handshake(&'static str),
     /// The peer is of another protocol, or does not hold this node's secret.

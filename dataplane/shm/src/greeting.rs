@@ -7,7 +7,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{AuthError, Authentication, Dialled};
+use dataplane_fabric::auth::{AuthError, Authentication, Dialled, Protocol, Transport};
 use dataplane_fabric::{Event, PeerId};
 use rustix::io::Errno;
 
@@ -60,11 +60,16 @@ impl ShmFabric {
         let socket = address::connect(address)?;
         let from = self.admit(&socket)?;
         let deadline = Instant::now() + self.config.handshake_timeout;
-        let (authentication, opening) = Authentication::connecting().map_err(ShmError::Auth)?;
+        let (authentication, opening) =
+            Authentication::connecting(self.protocol()).map_err(ShmError::Auth)?;
         handshake::send_opening(&socket, &opening)?;
         let peer = self.add_connection(socket, from, State::Greeting(deadline), None, authentication)?;
         self.watch.arm(deadline);
         Ok(peer)
+    }
+
+    fn protocol(&self) -> Protocol {
+        Protocol { transport: Transport::Shm, versions: self.config.versions }
     }
 
     fn admit(&self, socket: &OwnedFd) -> Result<Credentials, ShmError> {
@@ -159,7 +164,7 @@ impl ShmFabric {
         self.next_greeting = (self.next_greeting + 1) & !GREETING;
         let deadline = Instant::now() + self.config.handshake_timeout;
         if watch::add(self.doorbell.epoll(), &socket, token).is_ok() {
-            let authentication = Authentication::accepting();
+            let authentication = Authentication::accepting(self.protocol());
             self.greetings.push(Greeting { token, socket, from, deadline, authentication });
             self.watch.arm(deadline);
             // Its opening is often here already: it speaks before we accept.

@@ -18,8 +18,7 @@ use rustix::net::{
 
 use crate::ShmError;
 
-/// The last digit is the version of rings, doorbell and this message.
-const MAGIC: [u8; 8] = *b"KVSRSHM4";
+const MAGIC: [u8; 8] = *b"KVSRSHM\0";
 const DESCRIPTORS: usize = 4;
 const HELLO_BYTES: usize = MAGIC.len() + PROOF_BYTES;
 
@@ -45,7 +44,7 @@ pub(crate) fn receive_opening(socket: &OwnedFd) -> Result<Option<[u8; OPENING_BY
     match rustix::net::recv(socket, &mut opening, RecvFlags::DONTWAIT) {
         Ok((OPENING_BYTES, _)) => Ok(Some(opening)),
         Ok((0, _)) => Err(ShmError::Handshake("the peer closed the connection")),
-        Ok(_) => Err(ShmError::Handshake("not a peer of this version")),
+        Ok(_) => Err(ShmError::Handshake("not a peer of ours")),
         Err(Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(_) => Err(ShmError::Handshake("the peer went away")),
     }
@@ -118,7 +117,7 @@ pub(crate) fn receive(
     }
     let proof = hello.last_chunk::<PROOF_BYTES>().filter(|_| received.bytes == HELLO_BYTES);
     let Some(proof) = proof.filter(|_| hello[..MAGIC.len()] == MAGIC) else {
-        return Err(ShmError::Handshake("not a peer of this version"));
+        return Err(ShmError::Handshake("not a peer of ours"));
     };
     let [slab, rings, word, eventfd] = <[OwnedFd; DESCRIPTORS]>::try_from(descriptors).map_err(|_| {
         ShmError::Handshake("it did not send four descriptors, or there were none left for them here")

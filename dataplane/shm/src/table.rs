@@ -80,7 +80,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use dataplane_fabric::auth::Authentication;
+    use dataplane_fabric::auth::{Authentication, Transport};
 
     use super::*;
     use crate::connection::State;
@@ -90,7 +90,7 @@ mod tests {
         let (socket, _) = std::os::unix::net::UnixStream::pair().expect("pair");
         let inbound = Inbound::create(256 << 10).expect("rings");
         let (state, reason) = (State::Open, String::new());
-        let (authentication, remote) = (Authentication::accepting(), None);
+        let (authentication, remote) = (Authentication::accepting(Transport::Shm.into()), None);
         Connection { peer, socket: socket.into(), pid: 1, state, authentication, inbound, remote, reason }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, OPENING_BYTES, SharedKey};
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES, SharedKey, Transport, Versions};
 use dataplane_fabric::testing::{pool, sleep};
 use dataplane_fabric::{
     Completion, Event, Fabric, INLINE_BYTES_MAX, Operation, PeerAccess, PeerId, Priority, SlotRange, Source,
@@ -164,15 +164,15 @@ fn a_listener_that_never_answers_is_given_up() {
 fn nonsense_instead_of_a_hello_makes_no_event() {
     let name = name();
     let (mut b, _pool) = node(Some(&format!("@{name}")), ShmConfig::default());
-    for nonsense in [&b"x"[..], b"KVSRSHM3", b"KVSRAUTH", &[0; 500]] {
+    for nonsense in [&b"x"[..], b"KVSRSHM\0", b"KVSRAUTH", &[0; 500]] {
         raw(&name).write_all(nonsense).expect("write");
     }
     let mut events = Vec::new();
     (0..1000).for_each(|_| _ = b.poll(16, &mut events));
     // An opening, and then nothing that could be a hello.
-    for nonsense in [&b"KVSRSHM3"[..], &[0; 40]] {
+    for nonsense in [&b"KVSRSHM\0"[..], &[0; 40]] {
         let mut socket = raw(&name);
-        let (_, opening) = Authentication::connecting().expect("random bytes");
+        let (_, opening) = Authentication::connecting(Transport::Shm.into()).expect("random bytes");
         socket.write_all(&opening).expect("write");
         let mut answer = [0; OPENING_BYTES];
         socket.set_nonblocking(true).expect("nonblocking");
@@ -218,6 +218,28 @@ fn only_peers_with_the_same_secret_are_admitted() {
     assert_eq!(counter(&b, "unproved_handshakes"), 2);
     let (mut a, _pool_a) = node(None, with_secret("a"));
     connected(&mut a, &mut b, &address);
+}
+
+/// A rolling upgrade: nodes of two releases work together while their versions overlap, and say why when they do not.
+#[test]
+fn nodes_of_two_releases_meet_while_their_versions_overlap() {
+    let speaking =
+        |oldest, newest| ShmConfig { versions: Versions { oldest, newest }, ..ShmConfig::default() };
+    let address = format!("@{}", name());
+    let (mut b, _pool) = node(Some(&address), speaking(1, 1));
+    let (mut a, _pool_a) = node(None, speaking(1, 3));
+    connected(&mut a, &mut b, &address);
+    let (mut later, _pool) = node(None, speaking(2, 3));
+    let peer = later.connect(&address).expect("connect starts");
+    let (mut seen, mut events) = (Vec::new(), Vec::new());
+    until("refused", || {
+        b.poll(16, &mut seen);
+        later.poll(16, &mut events) > 0
+    });
+    let [Event::PeerDown { peer: down, reason }] = &events[..] else { panic!("{events:?}") };
+    let text = "the peer speaks version 1 of the protocol, and this process versions 2 to 3";
+    assert!(*down == peer && reason.contains(text), "{reason}");
+    assert_eq!((seen.len(), counter(&b, "unproved_handshakes")), (0, 0));
 }
 
 /// What a node that shows nothing hands to its peers is a slab of nothing.

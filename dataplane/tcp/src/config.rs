@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dataplane_fabric::PeerAccess;
-use dataplane_fabric::auth::SharedKey;
+use dataplane_fabric::auth::{SharedKey, Versions};
 
 use crate::wire::SIBLINGS_MAX;
 
@@ -33,6 +33,8 @@ pub struct TcpConfig {
     pub zero_copy_from: Option<usize>,
     /// The secret that peers share; with another one neither side admits the other.
     pub key: SharedKey,
+    /// The versions of the protocol that it speaks.
+    pub versions: Versions,
     /// What peers may do with this node's slots.
     pub access: PeerAccess,
 }
@@ -51,6 +53,7 @@ impl Default for TcpConfig {
             receive_buffer_bytes: 0,
             zero_copy_from: Some(64 << 10),
             key: SharedKey::default(),
+            versions: Versions::default(),
             access: PeerAccess::default(),
         }
     }

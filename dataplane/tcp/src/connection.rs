@@ -6,7 +6,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
-use dataplane_fabric::auth::{Authentication, OPENING_BYTES};
+use dataplane_fabric::auth::{Authentication, OPENING_BYTES, Protocol};
 use io_uring::{opcode, squeue, types};
 
 use crate::hello::HELLO_BYTES;
@@ -59,7 +59,7 @@ pub(crate) struct Halves {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: OwnedFd, phase: Phase, deadline: Instant) -> Self {
+    pub(crate) fn new(socket: OwnedFd, phase: Phase, deadline: Instant, protocol: Protocol) -> Self {
         Self {
             socket,
             registered: None,
@@ -71,7 +71,7 @@ impl Connection {
             operations_in_flight: 0,
             is_receiving: false,
             is_dirty: false,
-            authentication: Authentication::accepting(),
+            authentication: Authentication::accepting(protocol),
             opening_out: [0; OPENING_BYTES],
             opening_in: [0; OPENING_BYTES],
             hello_out: [0; HELLO_BYTES],

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Instant;
 
-use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, random_bytes};
+use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, Protocol, Transport, random_bytes};
 use dataplane_fabric::{ConnectError, PeerId};
 use io_uring::{opcode, types};
 
@@ -38,6 +38,10 @@ pub(crate) struct Handshakes {
 }
 
 impl TcpFabric {
+    fn protocol(&self) -> Protocol {
+        Protocol { transport: Transport::Tcp, versions: self.config.versions }
+    }
+
     pub(crate) fn arm_accept(&mut self) {
         let Some(listener) = self.listener.as_ref().filter(|_| !self.handshakes.is_accepting) else { return };
         let listener = types::Fd(listener.as_raw_fd());
@@ -105,7 +109,7 @@ impl TcpFabric {
         }
         socket::tune(&socket, &self.config, socket::is_local(&socket));
         let deadline = Instant::now() + self.config.handshake_timeout;
-        let connection = Connection::new(socket, Phase::Greeting, deadline);
+        let connection = Connection::new(socket, Phase::Greeting, deadline, self.protocol());
         let Some(number) = self.keep(connection) else {
             self.counters.refused_handshakes.add(1);
             return;
@@ -246,7 +250,7 @@ impl TcpFabric {
         self.handshakes.joining += 1;
         for (place, socket) in sockets.into_iter().enumerate() {
             socket::tune(&socket, &self.config, target.ip().is_loopback());
-            let mut connection = Connection::new(socket, Phase::Connecting, deadline);
+            let mut connection = Connection::new(socket, Phase::Connecting, deadline, self.protocol());
             (connection.lane, connection.index) = (place / per_lane, place % per_lane);
             connection.session = Some(index);
             let Some(number) = self.keep(connection) else { continue };
@@ -266,6 +270,7 @@ impl TcpFabric {
     }
 
     pub(crate) fn connected(&mut self, number: u32, result: i32) {
+        let protocol = self.protocol();
         if result < 0 {
             let error = std::io::Error::from_raw_os_error(-result);
             self.close(number, &format!("cannot connect: {error}"));
@@ -273,7 +278,7 @@ impl TcpFabric {
         }
         let Some(connection) = self.connections.get_mut(number) else { return };
         connection.phase = Phase::Greeting;
-        match Authentication::connecting() {
+        match Authentication::connecting(protocol) {
             Ok((authentication, bytes)) => {
                 connection.authentication = authentication;
                 self.send_opening(number, bytes);

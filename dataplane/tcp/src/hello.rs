@@ -7,7 +7,6 @@ use crate::wire::{HEADER_BYTES, SIBLINGS_MAX};
 /// Bytes of a hello with its proof.
 pub(crate) const HELLO_BYTES: usize = HEADER_BYTES + PROOF_BYTES;
 const MAGIC: [u8; 8] = *b"KVSRTCP\0";
-const VERSION: u16 = 3;
 
 /// The acceptor answers with the same session, lane and index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +26,6 @@ impl Hello {
     pub(crate) fn encode(self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         bytes[10] = self.lane;
         bytes[11] = self.index;
         bytes[12] = self.connections;
@@ -38,16 +36,12 @@ impl Hello {
 
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, &'static str> {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let [.., v0, v1, lane, index] = *bytes.first_chunk::<12>().ok_or("a short hello")?;
+        let [lane, index, connections] = [bytes[10], bytes[11], bytes[12]];
         if bytes[..8] != MAGIC {
             return Err("not a peer of ours");
         }
-        if u16::from_le_bytes([v0, v1]) != VERSION {
-            return Err("a peer of another version");
-        }
-        let connections = bytes[12];
         let is_place = lane <= 1 && index < connections && usize::from(connections) <= SIBLINGS_MAX + 1;
-        if !is_place || bytes[13..16] != [0; 3] || word(20) != 0 {
+        if !is_place || bytes[8..10] != [0; 2] || bytes[13..16] != [0; 3] || word(20) != 0 {
             return Err("a malformed hello");
         }
         let session = u64::from(word(24)) | u64::from(word(28)) << 32;

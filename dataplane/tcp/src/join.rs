@@ -28,7 +28,7 @@ impl TcpFabric {
             return;
         }
         if let Err(error) = check_proof(connection, &self.config.key) {
-            self.counters.unproved_handshakes.add(1);
+            self.counters.unproved_handshakes.add(u64::from(error == AuthError::Secret));
             self.close(number, &format!("the peer is refused: {error}"));
             return;
         }

@@ -9,7 +9,7 @@
 //! | 1 | in the first header of a batch: how many follow it; else zero | |
 //! | 2–3 | flags | |
 //! | 4–7 | payload length | |
-//! | 8–11 | slot | version (2), lane (1), index (1) |
+//! | 8–11 | slot | zero (2), lane (1), index (1) |
 //! | 12–15 | generation | connections per lane (1), zero (3) |
 //! | 16–19 | offset | reads served at once per lane |
 //! | 20–23 | immediate, or number of the read | zero |

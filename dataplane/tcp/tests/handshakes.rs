@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, Dialled, PROOF_BYTES, SharedKey};
+use dataplane_fabric::auth::{Authentication, Dialled, PROOF_BYTES, SharedKey, Transport, Versions};
 use dataplane_fabric::{Completion, Event, Fabric, Operation, PeerAccess, Priority, SlotRange};
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use nodes::{Nodes, PATIENCE, hello, listening, pool, say_hello};
@@ -187,6 +187,37 @@ fn only_peers_with_the_same_secret_are_admitted() {
     }
 }
 
+/// A rolling upgrade: nodes of two releases work together while their versions overlap, and say why when they do not.
+#[test]
+fn nodes_of_two_releases_meet_while_their_versions_overlap() {
+    let speaking =
+        |oldest, newest| TcpConfig { versions: Versions { oldest, newest }, ..TcpConfig::default() };
+    for (there, refusal) in [
+        (speaking(1, 2), None),
+        (speaking(2, 3), Some("the peer speaks version 1 of the protocol, and this process versions 2 to 3")),
+    ] {
+        let mut acceptor = listening(&pool(4096, 1), speaking(1, 1));
+        let mut initiator = listening(&pool(4096, 1), there);
+        initiator.connect(&address(&acceptor).to_string()).expect("address");
+        let (mut seen, mut heard, start) = (Vec::new(), Vec::new(), Instant::now());
+        while heard.is_empty() {
+            acceptor.flush();
+            acceptor.poll(16, &mut seen);
+            initiator.flush();
+            initiator.poll(16, &mut heard);
+            assert!(start.elapsed() < PATIENCE, "neither admitted nor refused");
+        }
+        match refusal {
+            None => assert!(matches!(heard[..], [Event::Connected { .. }]), "{heard:?}"),
+            Some(text) => {
+                let is_told = matches!(&heard[..], [Event::PeerDown { reason, .. }] if reason.contains(text));
+                assert!(is_told && seen.is_empty(), "{heard:?} {seen:?}");
+                assert_eq!(acceptor.counters().unproved_handshakes.get(), 0);
+            }
+        }
+    }
+}
+
 /// A node that a stranger pretends to be learns nothing but a proof, and is not believed.
 #[test]
 fn a_listener_without_the_secret_is_refused_by_the_side_that_connects() {
@@ -203,7 +234,7 @@ fn a_listener_without_the_secret_is_refused_by_the_side_that_connects() {
         }
     };
     stream.set_nonblocking(false).expect("blocking");
-    let mut authentication = Authentication::accepting();
+    let mut authentication = Authentication::accepting(Transport::Tcp.into());
     let mut opening = [0; 32];
     stream.read_exact(&mut opening).expect("an opening");
     let answer = authentication

@@ -6,15 +6,17 @@
 //!
 //! Pure arithmetic.
 
+use dataplane_fabric::auth::Versions;
+
 use crate::checksum::Checksum;
 use crate::shard::{Cut, PieceLayout};
-use crate::wire::VERSION;
+use crate::wire::VERSIONS;
 
 /// What a node says of itself first. The checksums are numbers as they came, known or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Greeting {
-    /// Of the messages.
-    pub(crate) version: u32,
+    /// Of the messages: both sides speak the newest one that both know.
+    pub(crate) versions: Versions,
     /// Its slots.
     pub(crate) layout: PieceLayout,
     /// The checksums that it takes and verifies: a bit for each [`Checksum::code`].
@@ -48,7 +50,7 @@ impl Greeting {
     /// This node's: it takes every checksum with the processor.
     pub(crate) fn new(layout: PieceLayout, wanted: Checksum) -> Self {
         let checksums = ALL.iter().fold(0, |set, checksum| set | 1 << checksum.code());
-        Self { version: VERSION, layout, checksums, wanted: wanted.code() }
+        Self { versions: VERSIONS, layout, checksums, wanted: wanted.code() }
     }
 
     /// The checksum that the node wants, if it is one that it can take itself.
@@ -70,8 +72,8 @@ pub(crate) struct Terms {
 impl Terms {
     /// The terms of two greetings, seen from the node of the first.
     pub(crate) fn between(ours: &Greeting, theirs: &Greeting) -> Result<Self, Breach> {
-        if theirs.version != ours.version {
-            return Err(Breach::Version(theirs.version));
+        if ours.versions.common(theirs.versions).is_none() {
+            return Err(Breach::Version(theirs.versions));
         }
         let cut = Cut::between(&ours.layout, &theirs.layout).ok_or(Breach::Blocks)?;
         let wishes = [ours.wish()?, theirs.wish()?];
@@ -93,8 +95,8 @@ impl Terms {
 pub(crate) enum Breach {
     #[error("a message that makes no sense")]
     NoSense,
-    #[error("the peer speaks version {0} of the messages, this node version {VERSION}")]
-    Version(u32),
+    #[error("the peer speaks {0} of the messages, and this node {VERSIONS}")]
+    Version(Versions),
     #[error("the peer's blocks differ from ours, or it has no head in common with us")]
     Blocks,
     #[error("the peer wants checksum number {0}, which this node does not know")]
@@ -149,13 +151,27 @@ mod tests {
             Terms::between(&ours, &theirs).expect_err("no terms").to_string()
         };
         for (expected, found) in [
-            ("version 3 of the messages, this node version 5", reason(|theirs| theirs.version = 3)),
+            (
+                "speaks versions 3 to 5 of the messages, and this node version 6",
+                reason(|theirs| theirs.versions = Versions { oldest: 3, newest: 5 }),
+            ),
             ("blocks differ", reason(|theirs| theirs.layout.fingerprint += 1)),
             ("checksum number 2, which this node does not know", reason(|theirs| theirs.wanted = 2)),
             ("checksum number 255", reason(|theirs| theirs.wanted = 255)),
             ("Xxh3, and says that it does not", reason(|theirs| theirs.checksums = 0b1111_1110)),
         ] {
             assert!(found.contains(expected), "{found}");
+        }
+    }
+
+    #[test]
+    fn nodes_of_two_releases_agree_while_their_versions_overlap() {
+        let ours = greeting(Checksum::Xxh3);
+        for (oldest, newest, is_common) in
+            [(6, 6, true), (5, 9, true), (6, 7, true), (7, 8, false), (3, 5, false)]
+        {
+            let theirs = Greeting { versions: Versions { oldest, newest }, ..ours };
+            assert_eq!(Terms::between(&ours, &theirs).is_ok(), is_common, "{oldest} to {newest}");
         }
     }
 

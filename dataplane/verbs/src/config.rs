@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dataplane_fabric::PeerAccess;
-use dataplane_fabric::auth::SharedKey;
+use dataplane_fabric::auth::{SharedKey, Versions};
 
 use crate::VerbsError;
 use crate::device::PARTITION_MASK;
@@ -109,6 +109,8 @@ pub struct VerbsConfig {
     pub access: PeerAccess,
     /// The secret that peers share; with another one neither side admits the other.
     pub key: SharedKey,
+    /// The versions of the protocol that it speaks.
+    pub versions: Versions,
     /// Slabs that can be registered besides the fabric's own, 0..=1024.
     pub slabs_max: usize,
     /// A peer that has not finished the handshake by then is dropped, 10 ms..=5 min.
@@ -156,6 +158,7 @@ impl Default for VerbsConfig {
             handshakes_max: 128,
             access: PeerAccess::default(),
             key: SharedKey::default(),
+            versions: Versions::default(),
             slabs_max: 64,
             handshake_timeout: Duration::from_secs(5),
             peer_dead_after: Duration::from_secs(10),

@@ -265,8 +265,10 @@ impl VerbsFabric {
             address: address.to_owned(),
             reason: "not an ip:port".to_owned(),
         })?;
-        let exchange =
-            Exchange::connect(target, self.local.config.peer_dead_after, self.local.config.key.clone());
+        let exchange = {
+            let config = &self.local.config;
+            Exchange::connect(target, config.peer_dead_after, config.key.clone(), config.versions)
+        };
         let exchange = exchange.map_err(system)?;
         let (peer, psns) = (self.new_peer(), self.psns());
         let connection = Connection::new(peer, target, exchange, psns, &self.local.config, true);
@@ -285,7 +287,8 @@ impl VerbsFabric {
                     self.make_room_for_caller();
                     tune(&socket, self.local.config.peer_dead_after);
                     let (peer, psns) = (self.new_peer(), self.psns());
-                    let exchange = Exchange::accepted(socket, self.local.config.key.clone());
+                    let exchange =
+                        Exchange::accepted(socket, self.local.config.key.clone(), self.local.config.versions);
                     let connection =
                         Connection::new(peer, address, exchange, psns, &self.local.config, false);
                     if let Err(error) = self.insert(connection) {
@@ -333,10 +336,10 @@ impl VerbsFabric {
                 }
             }
             Incoming::Frame(frame) => self.frame(number, &frame),
-            Incoming::Unproved => {
+            Incoming::Refused(error) => {
                 // No answer: a proof under our key would help a stranger to guess it.
-                self.metrics.unproved_handshakes += 1;
-                return self.begin_end(number, &format!("the peer is refused: {}", AuthError::Secret));
+                self.metrics.unproved_handshakes += u64::from(error == AuthError::Secret);
+                return self.begin_end(number, &format!("the peer is refused: {error}"));
             }
         }
         self.write(number);

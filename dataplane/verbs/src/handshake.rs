@@ -10,7 +10,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, PROOF_BYTES, SharedKey};
+use dataplane_fabric::auth::{
+    AuthError, Authentication, Dialled, OPENING_BYTES, PROOF_BYTES, Protocol, SharedKey, Transport, Versions,
+};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
@@ -45,17 +47,17 @@ pub(crate) enum Incoming {
     Opened,
     /// A frame of a peer that holds our secret.
     Frame(Handshake),
-    /// A frame without the proof of that.
-    Unproved,
+    /// A frame without the proof of that, or of a peer without a common version.
+    Refused(AuthError),
     /// The end, and why.
     End(String),
 }
 
 impl Exchange {
     /// For a connection that was accepted.
-    pub(crate) fn accepted(socket: TcpStream, key: SharedKey) -> Self {
+    pub(crate) fn accepted(socket: TcpStream, key: SharedKey, versions: Versions) -> Self {
         let (incoming, outgoing) = ([0; PROVED_BYTES], [0; OUTGOING_BYTES_MAX]);
-        let authentication = Authentication::accepting();
+        let authentication = Authentication::accepting(protocol(versions));
         let is_initiator = false;
         Self {
             socket,
@@ -75,8 +77,10 @@ impl Exchange {
         address: SocketAddr,
         peer_dead_after: Duration,
         key: SharedKey,
+        versions: Versions,
     ) -> std::io::Result<Self> {
-        let (authentication, opening) = Authentication::connecting().map_err(std::io::Error::other)?;
+        let (authentication, opening) =
+            Authentication::connecting(protocol(versions)).map_err(std::io::Error::other)?;
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
@@ -86,7 +90,8 @@ impl Exchange {
         }
         let socket = TcpStream::from(socket);
         tune(&socket, peer_dead_after);
-        let mut exchange = Self { is_initiator: true, authentication, ..Self::accepted(socket, key) };
+        let mut exchange =
+            Self { is_initiator: true, authentication, ..Self::accepted(socket, key, versions) };
         exchange.queue_bytes(&opening);
         Ok(exchange)
     }
@@ -179,14 +184,18 @@ impl Exchange {
     fn received_frame(&self) -> Incoming {
         let (frame, proof) = (self.incoming.first_chunk(), self.incoming.last_chunk());
         let (Some(frame), Some(proof)) = (frame, proof) else { return Incoming::Nothing };
-        if self.authentication.check(&self.key, frame, proof).is_err() {
-            return Incoming::Unproved;
+        if let Err(error) = self.authentication.check(&self.key, frame, proof) {
+            return Incoming::Refused(error);
         }
         match Handshake::decode(frame) {
             Ok(frame) => Incoming::Frame(frame),
             Err(reason) => Incoming::End(format!("protocol error: {reason}")),
         }
     }
+}
+
+fn protocol(versions: Versions) -> Protocol {
+    Protocol { transport: Transport::Rdma, versions }
 }
 
 /// A listener that does not block.

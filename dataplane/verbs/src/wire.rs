@@ -1,6 +1,6 @@
 //! Everything that two appliances say to each other besides RDMA itself, and its checks.
 //!
-//! * The handshake over TCP, after the openings: frames of [`HANDSHAKE_BYTES`], little-endian, with magic and version, each
+//! * The handshake over TCP, after the openings: frames of [`HANDSHAKE_BYTES`], little-endian, with a magic, each
 //!   followed by its proof (`dataplane_fabric::auth`). A [`Hello`]
 //!   says how to reach our queue pairs and slots; `ready` says that they answer; `refused` says why not.
 //! * The header in front of every message piece that travels as an RDMA SEND.
@@ -14,7 +14,6 @@ use crate::device::LinkLayer;
 pub(crate) const HANDSHAKE_BYTES: usize = 96;
 /// `b"KVSRRDMA"`.
 const MAGIC: u64 = u64::from_le_bytes(*b"KVSRRDMA");
-const VERSION: u16 = 2;
 /// Bytes of the header of a message piece.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 16;
 const NUMBER_BITS: u32 = 24;
@@ -117,7 +116,6 @@ impl Handshake {
         let mut frame = [0; HANDSHAKE_BYTES];
         let mut put = |at: usize, bytes: &[u8]| frame[at..at + bytes.len()].copy_from_slice(bytes);
         put(0, &MAGIC.to_le_bytes());
-        put(8, &VERSION.to_le_bytes());
         let kind: u16 = match self {
             Self::Hello(hello) => {
                 let link_layer = if hello.link_layer == LinkLayer::Infiniband { 1 } else { 2 };
@@ -153,8 +151,8 @@ impl Handshake {
         if long(frame, 0) != MAGIC {
             return Err("not an RDMA handshake of this program");
         }
-        if short(frame, 8) != VERSION {
-            return Err("another version of the handshake");
+        if short(frame, 8) != 0 {
+            return Err("bytes that must be zero are not");
         }
         match short(frame, 10) {
             1 => decode_hello(frame).map(Self::Hello),
@@ -357,7 +355,7 @@ mod tests {
         // (first byte, bytes to put there, what is wrong)
         let damages: [(usize, &[u8], &str); 14] = [
             (0, &[0], "not an RDMA handshake"),
-            (8, &[9], "another version"),
+            (8, &[9], "must be zero"),
             (10, &[7], "unknown kind"),
             (12, &[0], "unknown MTU"),
             (12, &[6], "unknown MTU"),

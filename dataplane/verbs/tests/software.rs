@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, Dialled, SharedKey};
+use dataplane_fabric::auth::{Authentication, Dialled, SharedKey, Transport, Versions};
 use dataplane_fabric::testing::{Pair, conformance, pool};
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, Priority, Rows, SlotRange,
@@ -518,11 +518,10 @@ fn silent_and_foreign_callers_are_dropped() {
     two.write_and_wait(3, 64);
 }
 
-/// A frame: magic, version, kind, and what follows.
+/// A frame: magic, kind, and what follows.
 fn frame(kind: u16, rest: &[(usize, &[u8])]) -> [u8; 96] {
     let mut frame = [0; 96];
     frame[..8].copy_from_slice(b"KVSRRDMA");
-    frame[8] = 2;
     frame[10..12].copy_from_slice(&kind.to_le_bytes());
     for (at, bytes) in rest {
         frame[*at..at + bytes.len()].copy_from_slice(bytes);
@@ -551,7 +550,8 @@ fn opened(two: &mut Two, address: std::net::SocketAddr) -> (std::net::TcpStream,
     use std::io::{Read, Write};
     let mut socket = std::net::TcpStream::connect(address).expect("backlog");
     socket.set_nodelay(true).expect("an option");
-    let (mut authentication, opening) = Authentication::connecting().expect("random bytes");
+    let (mut authentication, opening) =
+        Authentication::connecting(Transport::Rdma.into()).expect("random bytes");
     for byte in opening {
         socket.write_all(&[byte]).expect("sent");
         two.step();
@@ -569,6 +569,30 @@ fn opened(two: &mut Two, address: std::net::SocketAddr) -> (std::net::TcpStream,
 fn with_secret(letter: &str) -> VerbsConfig {
     let key = SharedKey::from_secret(letter.repeat(32).as_bytes()).expect("long enough");
     VerbsConfig { key, ..small() }
+}
+
+/// A rolling upgrade: nodes of two releases work together while their versions overlap, and say why when they do not.
+#[test]
+fn nodes_of_two_releases_meet_while_their_versions_overlap() {
+    let speaking = |oldest, newest| VerbsConfig { versions: Versions { oldest, newest }, ..small() };
+    let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let open = |device: &SoftwareDevice| device.open().expect("open");
+    let mut two = Two::new(open(&device_a), open(&device_b), speaking(1, 1), speaking(1, 3));
+    two.write_and_wait(1, 64);
+    drop(two);
+    let mut two = Two::new(open(&device_a), open(&device_b), speaking(1, 1), speaking(1, 1));
+    let mut later = VerbsFabric::new(open(&SoftwareDevice::new()), two.pool_a.slab(), None, speaking(2, 3))
+        .expect("a fabric");
+    let peer = later.connect(&two.b.listening_on().expect("listening").to_string()).expect("connect starts");
+    let mut events = Vec::new();
+    two.until("refused", |_| {
+        later.poll(16, &mut events);
+        !events.is_empty()
+    });
+    let [Event::PeerDown { peer: down, reason }] = &events[..] else { panic!("{events:?}") };
+    let text = "the peer speaks version 1 of the protocol, and this process versions 2 to 3";
+    assert!(*down == peer && reason.contains(text), "{reason}");
+    assert_eq!(two.b.metrics().unproved_handshakes, 0);
 }
 
 /// A stranger gets no queue pair and no answer.

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, SharedKey};
+use dataplane_fabric::auth::{Authentication, Dialled, OPENING_BYTES, SharedKey, Transport};
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
 };
@@ -127,7 +127,7 @@ pub(crate) fn content(slot: &SlotRef, len: usize) -> Vec<u8> {
 pub(crate) fn hello(session: u64, lane: u8, index: u8, connections: u8) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(b"KVSRTCP\0");
-    bytes[8..13].copy_from_slice(&[3, 0, lane, index, connections]);
+    bytes[8..13].copy_from_slice(&[0, 0, lane, index, connections]);
     bytes[16] = 8;
     bytes[24..].copy_from_slice(&session.to_le_bytes());
     bytes
@@ -142,7 +142,8 @@ pub(crate) fn say_hello(
     key: &SharedKey,
     events: &mut Vec<Event>,
 ) -> Option<Authentication> {
-    let (mut authentication, opening) = Authentication::connecting().expect("random bytes");
+    let (mut authentication, opening) =
+        Authentication::connecting(Transport::Tcp.into()).expect("random bytes");
     stream.write_all(&opening).expect("opening");
     stream.set_nonblocking(true).expect("nonblocking");
     let (start, mut answer, mut filled) = (Instant::now(), [0; OPENING_BYTES], 0);

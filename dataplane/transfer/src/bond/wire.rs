@@ -4,7 +4,7 @@
 const BEHIND_MAX: usize = super::LINKS_MAX - 1;
 /// Bytes that a frame adds to a message at most.
 pub(crate) const FRAME_BYTES: usize = 11 + BEHIND_MAX * 13;
-const MAGIC: u64 = u64::from_le_bytes(*b"KVSRBND3");
+const MAGIC: u64 = u64::from_le_bytes(*b"KVSRBOND");
 
 const HELLO: u8 = 0xB0;
 const WELCOME: u8 = 0xB1;

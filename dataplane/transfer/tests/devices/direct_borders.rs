@@ -243,11 +243,11 @@ fn late_sums_of_a_returned_push_do_not_end_it() {
     assert!(matches!(told[..], [Notice::Pushed { complete: true, .. }]), "{told:?}");
 }
 
-/// What a node says of itself first, as bytes: version, layout, the set of checksums, the one that it wants.
-fn greeting(version: u32, checksums: u8, wanted: u8) -> Box<[u8]> {
+/// What a node says of itself first, as bytes: its oldest and newest version, layout, the set of checksums, the one that it wants.
+fn greeting(versions: [u16; 2], checksums: u8, wanted: u8) -> Box<[u8]> {
     let PieceLayout { layers, rows, heads, head_bytes, fingerprint } = LAYOUT;
     let mut bytes = vec![1];
-    bytes.extend(version.to_le_bytes());
+    versions.iter().for_each(|version| bytes.extend(version.to_le_bytes()));
     bytes.extend(layers.to_le_bytes());
     bytes.extend(rows.to_le_bytes());
     bytes.extend([heads.first.to_le_bytes(), heads.count.to_le_bytes()].concat());
@@ -261,16 +261,18 @@ fn greeting(version: u32, checksums: u8, wanted: u8) -> Box<[u8]> {
 #[test]
 fn greetings_that_do_not_go_together_end_the_connection() {
     for (greeting, is_kept) in [
-        (greeting(5, 0b11, 0), true),
-        (greeting(5, 0b11, 1), true),
-        (greeting(5, 0b01, 0), true),
-        (greeting(5, 0b1111_1111, 1), true),
-        (greeting(4, 0b11, 0), false),
-        (greeting(6, 0b11, 0), false),
-        (greeting(5, 0b11, 2), false),
-        (greeting(5, 0b01, 1), false),
-        (greeting(5, 0, 0), false),
-        (greeting(5, 0b11, 0)[..27].into(), false),
+        (greeting([6, 6], 0b11, 0), true),
+        (greeting([6, 6], 0b11, 1), true),
+        (greeting([6, 6], 0b01, 0), true),
+        (greeting([6, 6], 0b1111_1111, 1), true),
+        (greeting([5, 6], 0b11, 0), true),
+        ([&greeting([6, 8], 0b11, 0)[..], b"and what a later one says"].concat().into(), true),
+        (greeting([4, 5], 0b11, 0), false),
+        (greeting([7, 8], 0b11, 0), false),
+        (greeting([6, 6], 0b11, 2), false),
+        (greeting([6, 6], 0b01, 1), false),
+        (greeting([6, 6], 0, 0), false),
+        (greeting([6, 6], 0b11, 0)[..27].into(), false),
     ] {
         let network = SimNetwork::new(1, Faults::default());
         let layout = SlabLayout { slot_bytes: LAYOUT.slot_bytes(), slot_count: 4 };
