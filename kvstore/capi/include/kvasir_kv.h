@@ -135,8 +135,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for
  *                               # loads: at least a slot in each; "1 MiB" to "1 TiB"
  *     handoff_capacity = "256 MiB" # memory of the device through which blocks of hand-offs go, taken with [transfer] only
- *     direct = false            # whether network cards read and write that memory, past the host's: takes
- *                               # transfer.transport = "rdma", cards that reach it, and equal heads in both processes
+ *     direct = false            # whether network cards read and write that memory, past the host's: takes the transport
+ *                               # "rdma", cards that reach it, and to receive a sender with equal heads
  *
  * Hand-offs need one section more, and RDMA may have another; without [transfer] nothing listens:
  *
@@ -174,7 +174,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three, `secret_file`, `lease`, `busy_poll` and `cores`), and so
  * are the defaults but that of `host_tier.capacity`. What is wrong
  * in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED. With [device] the host tier's
- * memory is pinned, all of it at once, and the kernels are compiled by NVIDIA's run-time compiler (NVRTC), which must
+ * memory, and with [transfer] `transfer.capacity` too, is pinned, all of it at once, and the kernels are compiled by NVIDIA's run-time compiler (NVRTC), which must
  * be installed and takes some 2 seconds of one core.
  *
  * Writes the handle to `*handle`, or null and the reason to `error` (may be null) with at most `error_bytes` bytes, of
@@ -389,7 +389,7 @@ typedef enum kvasir_kv_ending {
     KVASIR_KV_SENDER_STOPPED = 2, /* before the end, or it has another content or layout */
     KVASIR_KV_PEER_DOWN = 3,      /* the connection could not be made, or ended */
     KVASIR_KV_DEADLINE = 4,
-    KVASIR_KV_REFUSED = 5, /* no memory for its blocks, more than 4096 transfers, or a bad address */
+    KVASIR_KV_REFUSED = 5, /* no memory for its blocks, more than 4096 transfers, a bad address, or the device failed */
     KVASIR_KV_CANCELLED = 6
 } kvasir_kv_ending;
 
@@ -408,7 +408,7 @@ typedef struct kvasir_kv_handoff {
     uint32_t first_layer; /* of a push: the first layer that is computed; otherwise 0 */
     uint32_t layers;      /* of a push: how many; otherwise 0 */
     uint32_t deadline_ms; /* of an expectation: how long to wait for all of it; otherwise 0 */
-    uint32_t reserved;    /* 0 */
+    uint32_t bytes;       /* sizeof(kvasir_kv_handoff): later versions append fields */
     void *event;          /* null, or a recorded CUDA event (CUevent) of all earlier work on the blocks; null for host memory */
 } kvasir_kv_handoff;
 
@@ -490,6 +490,7 @@ typedef struct kvasir_kv_handoff_statistics {
     uint64_t sent_staged;
     uint64_t received_directly;
     uint64_t received_staged;
+    uint64_t slots; /* blocks for which there are slots; of a device, in its memory */
 } kvasir_kv_handoff_statistics;
 
 /* Writes counters, as kvasir_kv_stats does. */

@@ -503,6 +503,9 @@ impl Settings {
             ));
         }
         misfits.extend(self.transfer.iter().flat_map(TransferSettings::misfits));
+        if self.transfer.is_none() && self.device.as_ref().is_some_and(|device| device.direct) {
+            misfits.push("device.direct = true needs a section [transfer]".to_owned());
+        }
         if let (Some(device), Some(transfer)) = (&self.device, &self.transfer) {
             if device.direct && transfer.transport != Transports::Rdma {
                 misfits.push("device.direct = true takes transfer.transport = \"rdma\"".to_owned());

@@ -54,14 +54,15 @@ const _: () = {
     assert!(offset_of!(HandOff, count) == 48 && offset_of!(HandOff, transfers) == 56);
     assert!(offset_of!(HandOff, transfer_count) == 64 && offset_of!(HandOff, addresses) == 72);
     assert!(offset_of!(HandOff, first_layer) == 80 && offset_of!(HandOff, layers) == 84);
-    assert!(offset_of!(HandOff, deadline_ms) == 88 && offset_of!(HandOff, reserved) == 92);
+    assert!(offset_of!(HandOff, deadline_ms) == 88 && offset_of!(HandOff, bytes) == 92);
     assert!(offset_of!(HandOff, event) == 96);
 
-    assert!(size_of::<HandOffStatistics>() == 104 && align_of::<HandOffStatistics>() == 8);
+    assert!(size_of::<HandOffStatistics>() == 112 && align_of::<HandOffStatistics>() == 8);
     assert!(offset_of!(HandOffStatistics, bytes_sent) == 48);
     assert!(offset_of!(HandOffStatistics, slots_used) == 64);
     assert!(offset_of!(HandOffStatistics, sent_directly) == 72);
     assert!(offset_of!(HandOffStatistics, received_staged) == 96);
+    assert!(offset_of!(HandOffStatistics, slots) == 104);
     assert!(size_of::<RailStatistics>() == 104 && align_of::<RailStatistics>() == 8);
     assert!(offset_of!(RailStatistics, block_bytes) == 64);
     assert!(offset_of!(RailStatistics, is_slow) == 96);

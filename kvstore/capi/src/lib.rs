@@ -18,7 +18,8 @@
 //! after `kvasir_kv_unregister` returned.
 //!
 //! Threads: every function may be called from any thread. Polling takes one lock. The store has a thread that
-//! copies blocks and one that drives the disk, and a device has one for saves and one for loads; `get` and `put`
+//! copies blocks and one that drives the disk; a device has one for saves and one for loads, and with hand-offs one for
+//! pushes and one for arrivals; `get` and `put`
 //! hand them a request and wait (a few small allocations each). A `get` verifies and copies a block through a
 //! buffer in the L1 cache; a `put` copies it into memory of the library's and from there into its slot.
 

@@ -236,7 +236,7 @@ fn nothing() -> HandOff {
         first_layer: 0,
         layers: 0,
         deadline_ms: 0,
-        reserved: 0,
+        bytes: size_of::<HandOff>() as u32,
         event: std::ptr::null_mut(),
     }
 }
@@ -401,10 +401,23 @@ fn processes_with_other_heads_are_not_written_to_directly() {
 fn a_card_that_does_not_reach_the_device_is_an_error() {
     let Some((_double, device, image)) = device() else { return };
     let refused = open(&image, &direct(&card(&device, Reach::default()), "")).expect_err("out of reach");
-    assert!(refused.contains("rdma") && refused.contains("bytes of device memory"), "{refused}");
+    assert!(
+        refused.contains("device.direct = true: ") && refused.contains("bytes of device memory"),
+        "{refused}"
+    );
     let auto = direct(&card(&device, DMA_BUF), "").replace("\"rdma\"", "\"auto\"");
     let refused = open(&image, &auto).expect_err("memory that sockets cannot write");
     assert!(refused.contains("device.direct = true takes transfer.transport = \"rdma\""), "{refused}");
+    for (configuration, text) in [
+        ("[device]\ndirect = true\n", "device.direct = true needs a section [transfer]"),
+        (
+            "[device]\nhandoff_capacity = \"1 MiB\"\n[transfer]\nhead_bytes = \"2 MiB\"\n",
+            "device.handoff_capacity = \"1 MiB\" has room for 0 blocks of 2097152 bytes",
+        ),
+    ] {
+        let refused = open(&image, configuration).expect_err(text);
+        assert!(refused.contains(text), "{refused}");
+    }
 }
 
 /// A block of tensors in host memory, as it is.
@@ -417,7 +430,8 @@ fn host_block(engine: &Engine, block: u64) -> Vec<u8> {
     engine.planes.iter().flat_map(piece).collect()
 }
 
-/// Blocks wait for staging slots, and for slots of the device; what never has room is refused.
+/// What is sent waits for staging slots. An expectation of more blocks than half of them is refused, and so is whatever the
+/// device has no slots for; the other side is told.
 #[test]
 fn less_memory_than_blocks_is_waited_for_or_refused() {
     let Some((_double, device, image)) = device() else { return };
@@ -446,6 +460,16 @@ fn less_memory_than_blocks_is_waited_for_or_refused() {
     let blocks: Vec<u64> = (0..21).collect();
     assert_eq!(decode.expect(refused, &prefill.address(), 0, &blocks), 0);
     assert_eq!(decode.ended(), (Status::Miss as i32, 0, Ending::Refused as u64), "21 of 20 staging slots");
+    let slots = prefill.statistics().slots as usize;
+    let (many, pushed) = (transfer_id(), transfer_id());
+    let blocks: Vec<u64> = (0..=slots as u64).map(|at| at % BLOCKS as u64).collect();
+    assert_eq!(decode.expect(many, &prefill.address(), 0, &blocks), 0);
+    assert_eq!(decode.ended(), (Status::Throttled as i32, 0, Ending::Refused as u64), "{slots} slots");
+    assert_eq!(decode.expect(pushed, &prefill.address(), 0, &[0]), 0);
+    assert_eq!(prefill.push(pushed, 0, &blocks, 0..LAYERS), 0);
+    assert_eq!(prefill.ended().0, Status::Throttled as i32);
+    assert_eq!(decode.ended(), (Status::Miss as i32, 0, Ending::SenderStopped as u64));
+    prefill.end(pushed);
     prefill.wait_for_rest();
     decode.wait_for_rest();
 }
@@ -522,7 +546,10 @@ fn tensors_of_another_memory_or_cut_are_refused() {
     };
     let host = Engine::on_host(random, &[(PIECE, PIECE); 2 * LAYERS as usize], 4);
     side.tensors = side.rig.register(&host);
-    refused(&side, "the tensors lie in host memory, and hand-offs are of tensors in memory of CUDA device 0");
+    refused(
+        &side,
+        "the tensors lie in host memory, and hand-offs are of tensors in memory of CUDA device 0 (section [device]",
+    );
     // Fine for saves and loads.
     let other = Engine::new(&device, random, &[(PIECE, PIECE); 3], 4);
     side.tensors = side.rig.register(&other);

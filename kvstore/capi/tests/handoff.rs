@@ -164,7 +164,7 @@ impl Engine {
             first_layer: 0,
             layers: 0,
             deadline_ms: 0,
-            reserved: 0,
+            bytes: size_of::<HandOff>() as u32,
             event: std::ptr::null_mut(),
         }
     }
@@ -441,7 +441,7 @@ fn mistakes_are_told_by_their_field() {
         HandOff { operation: PUSH, layers: LAYERS as u32, ..decode.handoff(&transfers[..1], &blocks[..1]) };
     let nothing = [std::ptr::null::<c_char>()];
     for (handoff, text) in [
-        (HandOff { reserved: 1, ..good }, "reserved is not zero"),
+        (HandOff { bytes: 95, ..good }, "bytes is 95, and a kvasir_kv_handoff has at least 96"),
         (HandOff { count: 0, ..good }, "count is not in 1 to 1048576"),
         (HandOff { count: 2, ..good }, "blocks[1] is 64, and the tensors have 64"),
         (HandOff { blocks: std::ptr::null(), ..good }, "blocks is a null pointer"),

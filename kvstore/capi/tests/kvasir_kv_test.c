@@ -63,13 +63,14 @@ ASSERT_LAYOUT(handoff_transfer_count, offsetof(kvasir_kv_handoff, transfer_count
 ASSERT_LAYOUT(handoff_addresses, offsetof(kvasir_kv_handoff, addresses) == 72);
 ASSERT_LAYOUT(handoff_layers, offsetof(kvasir_kv_handoff, first_layer) == 80 && offsetof(kvasir_kv_handoff, layers) == 84);
 ASSERT_LAYOUT(handoff_deadline, offsetof(kvasir_kv_handoff, deadline_ms) == 88);
-ASSERT_LAYOUT(handoff_reserved, offsetof(kvasir_kv_handoff, reserved) == 92);
+ASSERT_LAYOUT(handoff_own_bytes, offsetof(kvasir_kv_handoff, bytes) == 92);
 ASSERT_LAYOUT(handoff_event, offsetof(kvasir_kv_handoff, event) == 96);
-ASSERT_LAYOUT(handoff_statistics, sizeof(kvasir_kv_handoff_statistics) == 104);
+ASSERT_LAYOUT(handoff_statistics, sizeof(kvasir_kv_handoff_statistics) == 112);
 ASSERT_LAYOUT(handoff_bytes_sent, offsetof(kvasir_kv_handoff_statistics, bytes_sent) == 48);
 ASSERT_LAYOUT(handoff_slots_used, offsetof(kvasir_kv_handoff_statistics, slots_used) == 64);
 ASSERT_LAYOUT(handoff_sent_directly, offsetof(kvasir_kv_handoff_statistics, sent_directly) == 72);
 ASSERT_LAYOUT(handoff_received_staged, offsetof(kvasir_kv_handoff_statistics, received_staged) == 96);
+ASSERT_LAYOUT(handoff_slots, offsetof(kvasir_kv_handoff_statistics, slots) == 104);
 #endif
 
 #define BLOCK (3 * 1000 * 1000)

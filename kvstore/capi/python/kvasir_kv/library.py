@@ -133,7 +133,7 @@ class _HandOff(ctypes.Structure):
         ("first_layer", ctypes.c_uint32),
         ("layers", ctypes.c_uint32),
         ("deadline_ms", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint32),
         ("event", ctypes.c_void_p),
     ]
 
@@ -155,6 +155,7 @@ class _HandOffStatistics(ctypes.Structure):
             "sent_staged",
             "received_directly",
             "received_staged",
+            "slots",
         )
     ]
 
@@ -418,7 +419,9 @@ class Store:
         numbers = (ctypes.c_uint64 * len(blocks))(*blocks)
         named = (ctypes.c_uint8 * 16).from_buffer_copy(content)
         each = (ctypes.c_uint64 * len(transfers))(*transfers)
-        return _HandOff(user, operation, first_block, named, tensors, numbers, len(blocks), each, len(transfers))
+        part = _HandOff(user, operation, first_block, named, tensors, numbers, len(blocks), each, len(transfers))
+        part.bytes = ctypes.sizeof(part)
+        return part
 
     def statistics(self) -> dict[str, int]:
         """The counters of `kvasir_kv_statistics`."""

@@ -107,6 +107,8 @@ class Settings:
         sections.setdefault("store", {}).setdefault("slot", f"{slot} B")
         if device is not None:
             sections.setdefault("device", {}).setdefault("ordinal", device)
+        elif "device" in sections:
+            raise SettingsError("kv_connector_extra_config: store has a section device, and the KV caches are in host memory")
         disk = sections.get("disk_tier", {})
         if disk.get("path"):
             disk["path"] = str(Path(str(disk["path"])) / worker)

@@ -165,7 +165,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 parallel, deadline = self._vllm_config.parallel_config, self._settings.handoff_deadline
                 shares = self._shares(found)
                 handing_over = HandOff(cut, list(found.layers), host, deadline, shares, int(parallel.rank))
-                logger.info("Kvasir hands over blocks at %s", ", ".join(store.handoff_address()))
+                slots = store.handoff_statistics()["slots"]
+                logger.info("Kvasir hands over up to %d blocks at a time at %s", slots, ", ".join(store.handoff_address()))
         except BaseException:
             store.close()
             raise

@@ -93,6 +93,7 @@ HANDOFF = {
     "sent_directly": "Transfers whose blocks a network card read in a GPU's memory, since the start.",
     "sent_staged": "Transfers whose blocks went from a GPU's memory through the host's, since the start.",
     "received_directly": "Transfers whose blocks a network card wrote to a GPU's memory, since the start.",
+    "slots": "Blocks for which hand-offs have slots.",
     "received_staged": "Transfers whose blocks came to a GPU's memory through the host's, since the start.",
 }
 RAIL = {

@@ -161,7 +161,7 @@ class Worker:
         while finished := self._store.poll():
             for completion in finished:
                 if completion.user >= _PUSHES:
-                    self._layers_copied(completion.user, completion.blocks, completion.failure)
+                    self._layers_copied(completion)
                 else:
                     self._finish(completion)
         self._submit()
@@ -307,18 +307,21 @@ class Worker:
         pushing.submitted = pushing.computed
         self._pushed[number] = (pushing, len(layers), event)
         if failure or is_unwanted:
-            self._layers_copied(number, 0 if pushing.transfers else len(job.blocks), failure)
+            blocks = 0 if pushing.transfers else len(job.blocks)
+            self._layers_copied(Completion(number, Status.OK, blocks, failure))
         if job.is_last and pushing.submitted == len(self._layer_of):
             self._unwanted.discard(job.leg.transfer)
             if pushing.transfers:
                 self._quietly("end_handoff", lambda: self._store.end_handoff(pushing.transfers[0]))
         return True
 
-    def _layers_copied(self, number: int, blocks: int, failure: str) -> None:
-        pushing, layers, _ = self._pushed.pop(number)
-        job = pushing.job
-        if failure:
-            self._failed("push", failure)
+    def _layers_copied(self, completion: Completion) -> None:
+        pushing, layers, _ = self._pushed.pop(completion.user)
+        job, blocks = pushing.job, completion.blocks
+        if completion.failure:
+            self._failed("push", completion.failure)
+        elif completion.status == Status.THROTTLED:
+            self._failed("push", "no memory for its blocks: transfer.capacity, or device.handoff_capacity, is too small")
         if blocks < len(job.blocks) and pushing.submitted < len(self._layer_of):
             # Nobody waits for it any more, or there was no memory.
             self._unwanted.add(job.leg.transfer)

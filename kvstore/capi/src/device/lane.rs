@@ -3,7 +3,6 @@
 //! Between two transfers all staging slots of the lane are free and nothing of it is under way in the store, unless the
 //! store has stopped or the thread has panicked in the middle: then the lane is broken, and transfers that come fail.
 
-use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +15,7 @@ use kvstore_store::Moved;
 
 use super::launch::settle;
 use super::prepared::{Listening, PreparedLane};
-use super::{Places, failed};
+use super::{DeviceEvent, Places, failed};
 use crate::operation::Outcome;
 use crate::queue::Completions;
 use crate::status::{Failure, Status};
@@ -27,12 +26,8 @@ use crate::transfer::{Blocks, Direction};
 pub(crate) struct Job {
     pub(crate) user: u64,
     pub(crate) what: Blocks,
-    /// Null, or what the device's work waits for.
-    pub(crate) event: *mut c_void,
+    pub(crate) event: DeviceEvent,
 }
-
-// SAFETY: an event is used from any thread, as the driver promises; it is not looked at here. The rest is `Send`.
-unsafe impl Send for Job {}
 
 /// What a lane's thread has.
 pub(super) struct Lane {
@@ -115,11 +110,8 @@ impl Lane {
             self.staging.fill(0).map_err(|error| failed("staging slots", &error))?;
             self.last = tensors.id();
         }
-        if !job.event.is_null() {
-            // SAFETY: whoever submitted the transfer promised that the event lives until its completion was polled.
-            let waits = unsafe { self.queue.stream().wait_for_event(job.event) };
-            waits.map_err(|error| failed("event", &error))?;
-        }
+        // SAFETY: whoever submitted the transfer promised that the event lives until its completion was polled.
+        unsafe { job.event.wait_on(self.queue.stream()) }?;
         let moved = match job.what.direction {
             Direction::Save => self.save(places, &job.what)?,
             Direction::Load => self.load(places, &job.what)?,

@@ -29,11 +29,37 @@ pub(crate) use launch::{launch, settle};
 pub(crate) use places::{GROUPS_MAX, Group, ITEMS_MAX, Places};
 pub(crate) use prepared::{MakeKernels, Prepared, Reports};
 
+use std::ffi::c_void;
+
+use dataplane_cuda::Stream;
+
 use crate::status::{Failure, Status};
 
 /// The directions, as indices.
 const SAVE: usize = 0;
 const LOAD: usize = 1;
+
+/// Null, or the event of a device that earlier work on the blocks records.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DeviceEvent(pub(crate) *mut c_void);
+
+// SAFETY: an event is used from any thread, as the driver promises; it is not looked at here.
+unsafe impl Send for DeviceEvent {}
+
+impl DeviceEvent {
+    /// Lets a stream wait for it, if there is one.
+    ///
+    /// # Safety
+    /// The event was not destroyed.
+    pub(crate) unsafe fn wait_on(self, stream: &Stream) -> Result<(), Failure> {
+        if self.0.is_null() {
+            return Ok(());
+        }
+        // SAFETY: handed on to the caller.
+        let waits = unsafe { stream.wait_for_event(self.0) };
+        waits.map_err(|error| failed("event", &error))
+    }
+}
 
 pub(crate) fn failed(what: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::new(Status::Failed, format!("{what}: {error}"))

@@ -11,7 +11,7 @@ use kvstore_store::{Medium, Moved, StoreBuilder};
 
 use super::places::{GROUPS_MAX, ITEMS_MAX};
 use super::{LOAD, SAVE, failed};
-use crate::config::{DeviceSettings, PAGE_BYTES};
+use crate::config::{DeviceSettings, PAGE_BYTES, Size};
 use crate::status::Failure;
 
 /// What makes the kernels ready for a device.
@@ -21,8 +21,8 @@ pub(crate) type MakeKernels<'a> = &'a dyn Fn(&Device) -> Result<LayoutKernels, K
 pub(crate) struct Prepared {
     pub(crate) device: Device,
     pub(crate) kernels: Arc<LayoutKernels>,
-    /// Bytes of the device's memory for hand-offs.
-    pub(crate) handoff_capacity: u64,
+    /// The device's memory for hand-offs.
+    pub(crate) handoff_capacity: Size,
     /// Whether hand-offs go past the host's memory.
     pub(crate) is_direct: bool,
     pub(crate) lanes: [PreparedLane; 2],
@@ -115,7 +115,7 @@ impl Prepared {
         let lanes = [lane(0, Priority::Background, saved)?, lane(bytes, Priority::Urgent, loaded)?];
         let listening = Listening::default();
         let reports = Reports { lanes: [save, load], listening: listening.clone() };
-        let (handoff_capacity, is_direct) = (settings.handoff_capacity.0, settings.direct);
+        let (handoff_capacity, is_direct) = (settings.handoff_capacity, settings.direct);
         Ok((
             Self { device, kernels, handoff_capacity, is_direct, lanes, listening },
             reports,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use dataplane_memory::SlotRef;
 
-use super::device::DeviceEvent;
+use crate::device::DeviceEvent;
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
 use crate::tensors::{Memory, PagedTensors, PlaneRange};
@@ -53,7 +53,9 @@ impl Shape {
         let (planes, layers) = (tensors.planes(), usize::from(self.layers));
         if tensors.memory() != self.memory {
             let (theirs, ours) = (tensors.memory(), self.memory);
-            return wrong(format!("the tensors lie in {theirs}, and hand-offs are of tensors in {ours}"));
+            return wrong(format!(
+                "the tensors lie in {theirs}, and hand-offs are of tensors in {ours} (section [device], device.ordinal)"
+            ));
         }
         if !planes.len().is_multiple_of(layers) {
             return wrong(format!("the tensors have {} planes, and a block {layers} layers", planes.len()));

@@ -10,7 +10,6 @@
 //! engine's blocks back when its kernel is over, before anything is on the bus. Pushes and arrivals have a thread and a stream
 //! each, which carry out one after the other.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +26,8 @@ use dataplane_transfer::{Staging, StagingLimits};
 
 use super::copy::BlockCopier;
 use super::{CopyTask, Shape};
-use crate::device::{GROUPS_MAX, Group, ITEMS_MAX, failed, launch, settle};
+use crate::config::Size;
+use crate::device::{DeviceEvent, GROUPS_MAX, Group, ITEMS_MAX, failed, launch, settle};
 use crate::lock::lock;
 use crate::queue::Completions;
 use crate::registry::InUse;
@@ -43,31 +43,24 @@ const SUMS_MAX: usize = 4096;
 pub(crate) struct DeviceParts {
     pub(crate) device: Device,
     pub(crate) kernels: Arc<LayoutKernels>,
-    /// Bytes of the slots.
-    pub(crate) capacity: u64,
+    /// Memory of the slots.
+    pub(crate) capacity: Size,
     /// Whether peers' network cards write to the device's slots.
     pub(crate) is_direct: bool,
 }
 
-/// Null, or the event of a device that earlier work on the blocks records.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct DeviceEvent(pub(crate) *mut c_void);
-
-// SAFETY: an event is used from any thread, as the driver promises; it is not looked at here.
-unsafe impl Send for DeviceEvent {}
-
 /// The slots of hand-offs in a device's memory, and the threads that copy to and from them.
 #[derive(Debug)]
-pub(super) struct DeviceLanes {
+pub(super) struct DeviceCopyThreads {
     device: Device,
     memory: Arc<DeviceSlab>,
-    jobs: Mutex<Option<[Sender<Job>; 2]>>,
+    jobs: Mutex<Option<[Sender<CopyJob>; 2]>>,
     is_closing: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
-struct Job {
+struct CopyJob {
     user: u64,
     task: CopyTask,
 }
@@ -79,16 +72,16 @@ pub(crate) struct HandOffRoutes {
     whole: Vec<CopyRoute>,
 }
 
-/// What [`DeviceLanes::open`] makes.
+/// What [`DeviceCopyThreads::open`] makes.
 pub(super) struct DeviceOpened {
-    pub(super) lanes: DeviceLanes,
+    pub(super) threads: DeviceCopyThreads,
     pub(super) pool: Arc<SlotPool>,
     pub(super) staging: Staging<SlotCopier>,
     /// Where hand-offs are direct.
     pub(super) checksummer: Option<SlotChecksummer>,
 }
 
-impl DeviceLanes {
+impl DeviceCopyThreads {
     /// Takes the device's memory, pins the staging slots, and starts the threads.
     pub(super) fn open(
         parts: DeviceParts,
@@ -97,10 +90,11 @@ impl DeviceLanes {
         completions: &Completions,
     ) -> Result<DeviceOpened, Failure> {
         let DeviceParts { device, kernels, capacity, is_direct } = parts;
-        let failed = |error: &dyn std::fmt::Display| failed("open: device.handoff_capacity", error);
+        let setting = format!("open: device.handoff_capacity = {capacity}");
+        let failed = |error: &dyn std::fmt::Display| failed(&setting, error);
         let one = SlabLayout { slot_bytes, slot_count: 1 };
         // `Settings::parse` has seen to it that there is one, and not too many.
-        let layout = SlabLayout { slot_count: (capacity / one.stride() as u64).max(1) as u32, ..one };
+        let layout = SlabLayout { slot_count: (capacity.0 / one.stride() as u64).max(1) as u32, ..one };
         let memory = Arc::new(DeviceSlab::allocate(&device, layout).map_err(|error| failed(&error))?);
         let shared: Arc<dyn DeviceMemory> = memory.clone();
         let slab = Slab::on_device("kvasir-handoff-device", layout, shared);
@@ -112,27 +106,28 @@ impl DeviceLanes {
         copier
             .add_host(&Arc::new(pinned))
             .and_then(|()| copier.add_device(&slab, &memory))
-            .ok_or_else(|| failed(&"the copier takes no memory"))?;
-        let lanes = Self {
+            .ok_or_else(|| failed(&"too many memories for one copier"))?;
+        let threads = Self {
             device,
             memory,
             jobs: Mutex::default(),
             is_closing: Arc::default(),
             threads: Mutex::default(),
         };
-        // Those that were started end when `lanes` is dropped.
-        let pushes = lanes.start("kvasir-kv-push", &kernels, completions)?;
-        let arrivals = lanes.start("kvasir-kv-arrive", &kernels, completions)?;
-        *lock(&lanes.jobs) = Some([pushes, arrivals]);
+        // Those that were started end when `threads` is dropped.
+        let pushes = threads.start("kvasir-kv-push", &kernels, completions)?;
+        let arrivals = threads.start("kvasir-kv-arrive", &kernels, completions)?;
+        *lock(&threads.jobs) = Some([pushes, arrivals]);
         let limits = StagingLimits::of(staging);
         let staging = Staging::new(copier, Arc::clone(staging), limits);
         let mut checksummer = None;
         if is_direct {
-            let mut sums = SlotChecksummer::new(lanes.queue(&kernels)?, SUMS_MAX);
-            sums.add_device(&slab, &lanes.memory).ok_or_else(|| failed(&"the sums take no memory"))?;
+            let mut sums = SlotChecksummer::new(threads.queue(&kernels)?, SUMS_MAX);
+            sums.add_device(&slab, &threads.memory)
+                .ok_or_else(|| failed(&"too many memories for one checksummer"))?;
             checksummer = Some(sums);
         }
-        Ok(DeviceOpened { lanes, pool: SlotPool::new(slab), staging, checksummer })
+        Ok(DeviceOpened { threads, pool: SlotPool::new(slab), staging, checksummer })
     }
 
     fn start(
@@ -140,7 +135,7 @@ impl DeviceLanes {
         name: &str,
         kernels: &Arc<LayoutKernels>,
         completions: &Completions,
-    ) -> Result<Sender<Job>, Failure> {
+    ) -> Result<Sender<CopyJob>, Failure> {
         let queue = self.queue(kernels)?;
         let (sender, jobs) = channel();
         let (completions, is_closing) = (completions.clone(), Arc::clone(&self.is_closing));
@@ -198,12 +193,12 @@ impl DeviceLanes {
         routes.collect()
     }
 
-    /// Takes a task; its completion follows, unless the lanes are closed before.
+    /// Takes a task; its completion follows, unless these are closed before.
     pub(super) fn submit(&self, user: u64, task: CopyTask) {
-        let lane = if task.is_push() { PUSHES } else { ARRIVALS };
+        let thread = if task.is_push() { PUSHES } else { ARRIVALS };
         if let Some(jobs) = &*lock(&self.jobs) {
-            // A thread ends only when the lanes are closed.
-            let _closed = jobs[lane].send(Job { user, task });
+            // A thread ends only when these are closed.
+            let _closed = jobs[thread].send(CopyJob { user, task });
         }
     }
 
@@ -219,20 +214,31 @@ impl DeviceLanes {
     }
 }
 
-impl Drop for DeviceLanes {
+impl Drop for DeviceCopyThreads {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-fn work(mut copier: DeviceCopier, jobs: &Receiver<Job>, completions: &Completions, is_closing: &AtomicBool) {
-    while let Ok(Job { user, task }) = jobs.recv() {
+fn work(
+    mut copier: DeviceCopier,
+    jobs: &Receiver<CopyJob>,
+    completions: &Completions,
+    is_closing: &AtomicBool,
+) {
+    while let Ok(CopyJob { user, task }) = jobs.recv() {
         if is_closing.load(Ordering::Relaxed) {
             continue;
         }
-        let blocks = task.blocks();
+        let (blocks, given_up) = (task.blocks(), task.given_up());
         // SAFETY: whoever submitted the task promised that its blocks and its event stay usable until the completion.
-        let outcome = unsafe { task.carry_out(&mut copier) };
+        let done = catch_unwind(AssertUnwindSafe(|| unsafe { task.carry_out(&mut copier) }));
+        let outcome = done.unwrap_or_else(|_| {
+            copier.is_broken = true;
+            settle(&mut copier.queue);
+            given_up();
+            Err(Failure::new(Status::Panicked, "a bug in a hand-off of a device's tensors"))
+        });
         completions.complete(user, blocks, outcome);
     }
 }
@@ -257,34 +263,23 @@ impl DeviceCopier {
         if self.is_broken {
             return Err(Failure::new(Status::Failed, "an earlier hand-off has broken off in its middle"));
         }
-        if !event.0.is_null() {
-            // SAFETY: handed on to the caller.
-            let waits = unsafe { self.queue.stream().wait_for_event(event.0) };
-            waits.map_err(|error| failed("event", &error))?;
-        }
+        // SAFETY: handed on to the caller.
+        unsafe { event.wait_on(self.queue.stream()) }?;
         let pairs: Vec<Pair> =
             (blocks.iter().zip(slots)).map(|(&block, slot)| Pair { block, slot: slot.slot() }).collect();
         let routes: Vec<&CopyRoute> = routes.collect();
-        let queue = &mut self.queue;
-        let done = catch_unwind(AssertUnwindSafe(|| {
-            for pairs in pairs.chunks(ITEMS_MAX) {
-                for routes in routes.chunks(GROUPS_MAX) {
-                    let start = |queue: &mut KernelQueue| {
-                        routes.iter().try_for_each(|route| match is_gather {
-                            true => queue.gather(route, pairs, Sums::None, 0),
-                            false => queue.scatter(route, pairs, Sums::None, 0),
-                        })
-                    };
-                    launch(queue, start, |_| {})?;
-                }
+        for pairs in pairs.chunks(ITEMS_MAX) {
+            for routes in routes.chunks(GROUPS_MAX) {
+                let start = |queue: &mut KernelQueue| {
+                    routes.iter().try_for_each(|route| match is_gather {
+                        true => queue.gather(route, pairs, Sums::None, 0),
+                        false => queue.scatter(route, pairs, Sums::None, 0),
+                    })
+                };
+                launch(&mut self.queue, start, |_| {})?;
             }
-            Ok(())
-        }));
-        done.unwrap_or_else(|_| {
-            self.is_broken = true;
-            settle(&mut self.queue);
-            Err(Failure::new(Status::Panicked, "a bug in a hand-off of a device's tensors"))
-        })
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,8 @@
 //! which takes its heads, or filled by several: one transfer for each, all over the same slots. A hand-off is known by the
 //! first of its transfers.
 //!
-//! Threads: copies are carried out by the threads of the [`crate::queue`]; the service has a thread of its own. A call takes a
+//! Threads: blocks of host memory are copied by the threads of the [`crate::queue`], those of a device by two threads of
+//! [`device`]; the service has a thread of its own. A call takes a
 //! lock for a moment, and waits only while the service has 16,384 commands to take.
 
 mod copy;
@@ -30,11 +31,12 @@ use dataplane_transfer::{
 
 pub(crate) use copy::Shape;
 use copy::{BlockCopier, HostCopier};
-use device::DeviceLanes;
-pub(crate) use device::{DeviceEvent, DeviceParts, HandOffRoutes};
+use device::DeviceCopyThreads;
+pub(crate) use device::{DeviceParts, HandOffRoutes};
 pub(crate) use open::rails_config;
 use state::{Copied, Expected, Pushed, Transfers};
 
+use crate::device::DeviceEvent;
 use crate::lock::lock;
 use crate::operation::Outcome;
 use crate::queue::{Completions, Submitted, Work};
@@ -56,7 +58,7 @@ pub enum Ending {
     PeerDown = 3,
     /// The deadline passed.
     Deadline = 4,
-    /// There were too many transfers, no memory for its blocks, or a bad address.
+    /// There were too many transfers, no memory for its blocks, or a bad address; or the device failed.
     Refused = 5,
     /// Cancelled by this process.
     Cancelled = 6,
@@ -105,6 +107,8 @@ pub struct HandOffStatistics {
     pub received_directly: u64,
     /// Transfers whose blocks came to a device's memory through the host's.
     pub received_staged: u64,
+    /// Blocks for which there are slots.
+    pub slots: u64,
 }
 
 /// Bytes of a rail's name in [`RailStatistics`], the final 0 included.
@@ -183,7 +187,7 @@ pub(crate) struct HandOffs {
     /// Host slots on the way of blocks that lie in a device's memory.
     staging_pool: Option<Arc<SlotPool>>,
     /// What copies the blocks of a device.
-    device: Option<DeviceLanes>,
+    device: Option<DeviceCopyThreads>,
     completions: Completions,
     address: Addresses,
     counters: Arc<TransferCounters>,
@@ -196,7 +200,7 @@ pub(crate) struct HandOffs {
     service: RwLock<Option<TransferService>>,
 }
 
-/// A part of a hand-off for the threads of the queue.
+/// One copy of a hand-off, for the thread that carries it out.
 #[derive(Debug)]
 pub(crate) struct CopyTask {
     handoffs: Arc<HandOffs>,
@@ -261,6 +265,7 @@ impl HandOffs {
             sent_staged: value("sent_staged"),
             received_directly: value("received_directly"),
             received_staged: value("received_staged"),
+            slots: self.pool.slot_count() as u64,
         }
     }
 
@@ -541,6 +546,20 @@ impl CopyTask {
         }
     }
 
+    /// What tells the receivers of a push, and the pushes behind it, that it does not come.
+    fn given_up(&self) -> impl FnOnce() + use<> {
+        let handoffs = Arc::clone(&self.handoffs);
+        let push = match &self.task {
+            Task::Push(push, number) => Some((push.transfers.clone(), *number)),
+            Task::Arrived { .. } => None,
+        };
+        move || {
+            let Some((transfers, number)) = push else { return };
+            handoffs.give_up(&transfers);
+            handoffs.copied(transfers[0], number, None);
+        }
+    }
+
     fn is_push(&self) -> bool {
         matches!(self.task, Task::Push(..))
     }
@@ -601,7 +620,7 @@ impl HandOffs {
     /// hand-offs are of host memory.
     ///
     /// # Safety
-    /// As for [`DeviceLanes::routes`].
+    /// As for [`DeviceCopyThreads::routes`].
     pub(crate) unsafe fn routes(&self, tensors: &PagedTensors) -> Result<Option<HandOffRoutes>, Failure> {
         let Some(device) = self.device.as_ref().filter(|_| self.shape.check(tensors).is_ok()) else {
             return Ok(None);
@@ -610,17 +629,22 @@ impl HandOffs {
         unsafe { device.routes(&self.shape, tensors) }.map(Some)
     }
 
+    /// Lets go of what was pushed for a hand-off, and tells its receivers.
+    fn give_up(&self, transfers: &[TransferId]) {
+        if let Some(pushed) = lock(&self.transfers).pushed.get_mut(&transfers[0]) {
+            pushed.abandon();
+        }
+        transfers.iter().for_each(|&transfer| self.command(Command::Cancel { transfer }));
+    }
+
     /// Copies a push into its slots. What cannot be copied is given up, and the receivers are told.
     ///
     /// # Safety
     /// As for [`CopyTask::carry_out`].
     unsafe fn copy(&self, push: Push, copier: &mut impl BlockCopier) -> Result<Copied, NotCopied> {
-        let give_up = |transfers: &[TransferId]| {
-            transfers.iter().for_each(|&transfer| self.command(Command::Cancel { transfer }));
-        };
         let slots = self.slots_of(&push).map_err(|status| {
             if status == Status::Throttled {
-                give_up(&push.transfers);
+                self.give_up(&push.transfers);
             }
             NotCopied::Outcome(status)
         })?;
@@ -628,10 +652,7 @@ impl HandOffs {
         // SAFETY: readable by the contract of this function; these layers of the slots were not pushed before.
         let copied = unsafe { copier.gather(&tensors, (&blocks, &slots), layers.clone(), event) };
         copied.map_err(|failure| {
-            if let Some(pushed) = lock(&self.transfers).pushed.get_mut(&transfers[0]) {
-                pushed.abandon();
-            }
-            give_up(&transfers);
+            self.give_up(&transfers);
             NotCopied::Failed(failure)
         })?;
         Ok(Copied { content, first_block, slots, layers })

@@ -15,7 +15,7 @@ use dataplane_transfer::{
 };
 use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
 
-use super::device::{DeviceLanes, DeviceOpened, DeviceParts};
+use super::device::{DeviceCopyThreads, DeviceOpened, DeviceParts};
 use super::{HandOffs, Shape, Transfers};
 use crate::config::{RdmaSettings, SLOT_GRAIN, TransferSettings, Transports};
 use crate::queue::Completions;
@@ -42,26 +42,30 @@ impl HandOffs {
         let memory =
             device.as_ref().map_or(Memory::Host, |parts| Memory::Cuda(parts.device.description().ordinal));
         let shape = Shape { memory, layers: pieces.layers, layer_bytes: pieces.layer_bytes() as usize };
-        let opened =
-            device.map(|parts| DeviceLanes::open(parts, slot_bytes, &host, &completions)).transpose()?;
-        let mut shown = Arc::clone(host.slab());
-        if let Some(DeviceOpened { pool, checksummer: Some(_), .. }) = &opened {
+        let opened = device
+            .map(|parts| DeviceCopyThreads::open(parts, slot_bytes, &host, &completions))
+            .transpose()?;
+        let direct = opened.as_ref().filter(|opened| opened.checksummer.is_some());
+        let shown = direct.map_or(&host, |opened| &opened.pool).slab();
+        if direct.is_some() {
             // What goes to a peer with other heads is staged all the same: from the host's slots.
-            config.sources.push(std::mem::replace(&mut shown, Arc::clone(pool.slab())));
+            config.sources.push(Arc::clone(host.slab()));
         }
-        let Rails { bond, address, counters: rails, .. } =
-            dataplane_rails::open(&config, &shown).map_err(|error| failed(&error))?;
+        let because = if direct.is_some() { "device.direct = true: " } else { "" };
+        let Rails { bond, address, counters: rails, .. } = dataplane_rails::open(&config, shown)
+            .map_err(|error| failed(&format_args!("{because}{error}")))?;
         let counters = Arc::new(TransferCounters::default());
         let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
         let mut node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
-        let (mut device, mut staging, mut pool, mut staging_pool) = (None, None, host, None);
-        if let Some(opened) = opened {
-            if let Some(checksummer) = opened.checksummer {
-                node = node.with_checksummer(checksummer);
+        let (pool, staging_pool, device, staging) = match opened {
+            Some(DeviceOpened { threads, pool, staging, checksummer }) => {
+                if let Some(checksummer) = checksummer {
+                    node = node.with_checksummer(checksummer);
+                }
+                (pool, Some(host), Some(threads), Some(staging))
             }
-            (device, staging) = (Some(opened.lanes), Some(opened.staging));
-            staging_pool = Some(std::mem::replace(&mut pool, opened.pool));
-        }
+            None => (host, None, None, None),
+        };
         let handoffs = Arc::new(Self {
             shape,
             pool,

@@ -15,7 +15,8 @@ use std::ops::Range;
 use dataplane_memory::SlotRef;
 use dataplane_transfer::TransferId;
 
-use super::{Content, DeviceEvent, Ending};
+use super::{Content, Ending};
+use crate::device::DeviceEvent;
 use crate::registry::InUse;
 
 /// Hand-offs under way, by their first transfer.

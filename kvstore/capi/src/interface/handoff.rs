@@ -4,8 +4,9 @@ use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
 use super::boundary::{Handle, copy_text, elements, guarded, invalid, string, tell};
+use crate::device::DeviceEvent;
 use crate::handles::{self, Opened};
-use crate::handoff::{DeviceEvent, Expect, HandOffStatistics, HandOffs, Push, RailStatistics};
+use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push, RailStatistics};
 use crate::queue::{IDENTITIES_MAX, Submitted};
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
@@ -49,8 +50,8 @@ pub struct HandOff {
     pub layers: u32,
     /// Of an expectation: how long to wait.
     pub deadline_ms: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Bytes of this structure as the caller knows it; fields are only ever appended.
+    pub bytes: u32,
     /// Null, or the event of a device that earlier work on the blocks records.
     pub event: *mut c_void,
 }
@@ -59,12 +60,31 @@ fn handoffs(opened: &Opened) -> Result<&std::sync::Arc<HandOffs>, Failure> {
     opened.handoffs.as_ref().ok_or_else(|| invalid("the configuration has no section [transfer]"))
 }
 
+/// A hand-off as its caller knows it: fields that it does not know are null or zero.
+///
+/// # Safety
+/// As in the header: null, or as long as its field `bytes` says.
+unsafe fn read(handoff: *const HandOff) -> Result<HandOff, Failure> {
+    if handoff.is_null() || !handoff.is_aligned() {
+        return Err(invalid("the hand-off is a null pointer or not aligned"));
+    }
+    // SAFETY: not null, and every version has this field.
+    let bytes = unsafe { (*handoff).bytes } as usize;
+    let least = std::mem::offset_of!(HandOff, event);
+    if bytes < least {
+        return Err(invalid(&format!("bytes is {bytes}, and a kvasir_kv_handoff has at least {least}")));
+    }
+    let mut read = std::mem::MaybeUninit::<HandOff>::zeroed();
+    let known = bytes.min(size_of::<HandOff>());
+    // SAFETY: the caller promised as many bytes; both are of this type, and nobody else has `read`.
+    unsafe { std::ptr::copy_nonoverlapping(handoff.cast::<u8>(), read.as_mut_ptr().cast::<u8>(), known) };
+    // SAFETY: plain numbers and pointers, for which zero is a value.
+    Ok(unsafe { read.assume_init() })
+}
+
 /// # Safety
 /// As in the header for the blocks of the hand-off.
 unsafe fn parts(opened: &Opened, handoff: &HandOff) -> Result<(InUse, Vec<u64>, Vec<u64>), Failure> {
-    if handoff.reserved != 0 {
-        return Err(invalid("reserved is not zero"));
-    }
     let most = if handoff.operation == EXPECT { EXPECTED_MAX } else { IDENTITIES_MAX };
     if handoff.count == 0 || handoff.count > most {
         return Err(invalid(&format!("count is not in 1 to {most}")));
@@ -157,8 +177,8 @@ fn push(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_kv_submit_handoff(handle: *mut Handle, handoff: *const HandOff) -> i32 {
     guarded(|| {
-        // SAFETY: the caller promised one.
-        let handoff = unsafe { elements(handoff, 1, "the hand-off is a null pointer or not aligned") }?[0];
+        // SAFETY: handed on from the caller.
+        let handoff = unsafe { read(handoff) }?;
         let opened = handles::find(handle.addr())?;
         let handoffs = handoffs(&opened)?;
         // SAFETY: the caller promised the array.

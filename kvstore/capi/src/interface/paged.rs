@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use super::boundary::{Handle, elements, guarded, invalid, tell};
 use crate::backend::Identity;
-use crate::device::Job;
+use crate::device::{DeviceEvent, Job};
 use crate::handles::{self, Opened};
 use crate::queue::{IDENTITIES_MAX, Submitted, Work};
 use crate::registry::OnDevice;
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn kvasir_kv_submit_transfer(handle: *mut Handle, transfer
             Some(device) if what.tensors.places().is_some() => {
                 let admitted = opened.queue.admit(what.identities.len());
                 if admitted == Submitted::Taken {
-                    let job = Job { user: transfer.user, what, event: transfer.event };
+                    let job = Job { user: transfer.user, what, event: DeviceEvent(transfer.event) };
                     // SAFETY: the caller promised that blocks and event stay usable until the completion was polled.
                     unsafe { device.submit(job) };
                 }

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvasir_kv import handoff
 from kvasir_kv.handoff import Leg, DataPlaneAddress, HeadPartition
-from kvasir_kv.library import Completion, Library, Memory, Store
-from kvasir_kv.messages import Push, Step
+from kvasir_kv.library import Completion, Library, Memory, Status, Store
+from kvasir_kv.messages import Load, Push, Source, Step
 from kvasir_kv.planes import layout
 from kvasir_kv.scheduler import Scheduler
 from kvasir_kv.worker import Event, HandOff, Worker
@@ -311,6 +311,20 @@ class FakeStore:
         self.done.append(Completion(user, 0, len(blocks), ""))
         return True
 
+    def expect(
+        self,
+        user: int,
+        senders: dict[int, str],
+        content: bytes,
+        tensors: int,
+        first: int,
+        blocks: list[int],
+        deadline: float,
+        event: int,
+    ) -> bool:
+        self.events.append(event)
+        return True
+
     def handoff_statistics(self) -> dict[str, int]:
         return {"bytes_sent": 100 * len(self.pushed)}
 
@@ -363,6 +377,21 @@ class Layers(unittest.TestCase):
         worker.save(step)
         self.assertEqual(store.events, [1, 1, 2, 3, 3])
         self.assertEqual(store.pushed[3:], [(1, range(2, 3)), (2, range(1, 3))])
+        # What comes may overwrite blocks that an earlier step still reads.
+        source = Source(Leg(9, DataPlaneAddress("here", shm="/tmp/kvasir-vllm-7.sock")), NAME[:16], 0)
+        worker.load(Step(loads=[Load(3, "a request", [NAME], [6], source)]))
+        self.assertEqual(store.events[5:], [4])
+
+    def test_a_push_without_memory_is_told(self) -> None:
+        store = FakeStore(room=100)
+        worker = self.worker(store)
+        step = Step(pushes=[Push(1, Leg(7, None), NAME[:16], 0, [4], True)])
+        worker.begin(step)
+        worker.save(step)
+        store.done = [Completion(store.done[0].user, Status.THROTTLED, 0, "")]
+        with self.assertLogs("vllm.kvasir_kv.worker", "WARNING") as logged:
+            worker.poll()
+        self.assertIn("transfer.capacity, or device.handoff_capacity, is too small", logged.output[0])
 
     def test_a_layer_that_is_computed_early_waits_for_those_before_it(self) -> None:
         store = FakeStore(room=100)

@@ -72,6 +72,8 @@ class Configuration(unittest.TestCase):
                 Settings.parse(given)
         with self.assertRaisesRegex(SettingsError, "host_tier.capacity is no text"):
             Settings.parse({"store": {"host_tier": {"capacity": 1.5}}}).toml(1, "x")
+        with self.assertRaisesRegex(SettingsError, "store has a section device, and the KV caches are in host memory"):
+            Settings.parse({"store": {"device": {}}}).toml(1, "x")
 
 
 class Names(unittest.TestCase):
