@@ -127,9 +127,9 @@ pub struct RailsConfig {
     pub rdma_listen: SocketAddr,
     /// RDMA.
     pub rdma: VerbsConfig,
-    /// The verbs library, where it is not that of this machine.
+    /// The library of software devices, for tests; `None` loads libibverbs.
     pub verbs_library: Option<Arc<Library>>,
-    /// Slabs that RDMA writes from and reads into, beside the one that peers write to.
+    /// Further slabs that each RDMA device writes from and reads into; peers cannot reach them.
     pub sources: Vec<Arc<Slab>>,
     /// Settings of the bond over all transports.
     pub bond: BondConfig,

@@ -1,16 +1,16 @@
 //! Queue pairs are made, connected, stopped and destroyed on a thread of their own.
 //!
 //! Each of these verbs is a command to the card's firmware (ibv_create_qp(3), ibv_modify_qp(3), ibv_destroy_qp(3)): tens of
-//! microseconds to milliseconds, and all of a node's peers may come or go at once. The thread that drives the fabric hands the
-//! pairs of a connection over with a [`Command`] and gets them back with its [`Outcome`]; while they are away it neither posts
-//! to them nor reports the connection's end. One command of a connection is under way at a time.
+//! microseconds to milliseconds, and all of a node's peers may come or go at once. The fabric's thread hands the pairs of a
+//! connection over with a [`Command`] and gets them back with its [`Outcome`]; meanwhile it neither posts to them nor reports the
+//! connection's end. A connection has one command in flight at a time.
 //!
 //! A command allocates, and takes a system call to wake each thread: a few times in a connection's life.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 
 use dataplane_fabric::PeerAccess;
@@ -26,9 +26,9 @@ use crate::shared_receive::SharedReceiveHandle;
 /// The pairs of a connection's lanes.
 pub(crate) type Pairs<State> = [QueuePair<State>; 2];
 
-/// What a pair is made of.
+/// What `ibv_create_qp` and the step to INIT take.
 #[derive(Debug, Clone)]
-pub(crate) struct Making {
+pub(crate) struct PairParameters {
     pub(crate) domain: Arc<ProtectionDomain>,
     pub(crate) completions: Arc<CompletionQueue>,
     pub(crate) receives: Arc<SharedReceiveHandle>,
@@ -39,107 +39,149 @@ pub(crate) struct Making {
     pub(crate) access: PeerAccess,
 }
 
-/// Where both pairs lead.
+/// The peer's ends of both pairs.
 #[derive(Debug, Clone)]
-pub(crate) struct Way {
+pub(crate) struct Destination {
     pub(crate) lanes: [(Path, Retries); 2],
     /// The peer, for errors.
     pub(crate) peer: std::net::SocketAddr,
 }
 
-/// What is to be done for a connection.
+/// A command for the pairs of one connection, with what it needs.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Make both pairs, and bind them to a port.
-    Make(Making),
+    Make(PairParameters),
     /// Bring them to where they can send to the peer.
-    Connect(Pairs<Initialised>, Way),
+    Connect(Pairs<Initialised>, Destination),
     /// Both at once, where the peer is known already.
-    MakeConnected(Making, Way),
+    MakeConnected(PairParameters, Destination),
     /// End the work of each pair that can have some.
     Stop([Pair; 2]),
     /// Destroy them.
     Destroy([Option<QueuePair<Failed>>; 2]),
 }
 
-/// What became of it.
+/// The result of a [`Command`]; gives the pairs back.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Made(Result<Pairs<Initialised>, VerbsError>),
     Connected(Result<Pairs<ReadyToSend>, VerbsError>),
-    /// And why a pair did not go to its error state.
+    /// The pairs, and the error of each that did not go to its error state.
     Stopped([Pair; 2], Vec<VerbsError>),
     /// Whether the device gave each of them up.
     Destroyed([bool; 2]),
 }
 
-/// The number of a connection, and the command for it.
-type Order = (u64, Command);
-
 /// The fabric's side of the thread.
 #[derive(Debug)]
 pub(crate) struct CommandThread {
-    orders: Option<Sender<Order>>,
+    /// By the number of the connection.
+    commands: Option<Sender<(u64, Command)>>,
     outcomes: Receiver<(u64, Outcome)>,
-    /// Of orders that were given after the thread's end.
-    late: VecDeque<(u64, Outcome)>,
-    /// Readable when an outcome waits.
-    news: Arc<OwnedFd>,
+    /// Of commands that were carried out by [`Self::submit`] itself.
+    inline_outcomes: VecDeque<(u64, Outcome)>,
+    /// Readable when an outcome waits, or the thread has ended.
+    wakeup: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+    has_died: bool,
+}
+
+/// The thread's side. Dropped in the order of the fields: the fabric is woken when it can see that no outcome will come.
+struct Worker {
+    outcomes: Sender<(u64, Outcome)>,
+    wakeup: WakeOnDrop,
+}
+
+struct WakeOnDrop(Arc<OwnedFd>);
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        wake(&self.0);
+    }
 }
 
 impl CommandThread {
     pub(crate) fn start(device: &str) -> Result<Self, VerbsError> {
+        Self::start_with(device, Command::run)
+    }
+
+    /// The same with another way to carry a command out.
+    pub(crate) fn start_with(device: &str, carry_out: fn(Command) -> Outcome) -> Result<Self, VerbsError> {
         let system = |operation: &str, error| VerbsError::System { operation: operation.to_owned(), error };
-        let news = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let news = Arc::new(news.map_err(|errno| system("eventfd", errno.into()))?);
-        let (orders, taken) = mpsc::channel::<Order>();
-        let (give, outcomes) = mpsc::channel();
-        let told = Arc::clone(&news);
+        let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wakeup = Arc::new(wakeup.map_err(|errno| system("eventfd", errno.into()))?);
+        let (commands, submitted) = mpsc::channel::<(u64, Command)>();
+        let (sender, outcomes) = mpsc::channel();
+        let worker = Worker { outcomes: sender, wakeup: WakeOnDrop(Arc::clone(&wakeup)) };
         let run = move || {
-            for (number, command) in taken {
-                let outcome = command.run();
-                // The fabric is gone: whatever the outcome holds is destroyed with it.
-                let _nobody = give.send((number, outcome));
-                tell(&told);
+            let worker = worker;
+            for (number, command) in submitted {
+                let outcome = carry_out(command);
+                // Without a fabric, what the outcome holds is destroyed with it.
+                let _nobody = worker.outcomes.send((number, outcome));
+                wake(&worker.wakeup.0);
             }
         };
-        // The kernel keeps fifteen bytes of it.
+        // The kernel keeps fifteen bytes of the name.
         let thread = std::thread::Builder::new().name(format!("rdma-{device}")).spawn(run);
         let thread = thread.map_err(|error| system("start the thread of an RDMA device", error))?;
-        Ok(Self { orders: Some(orders), outcomes, late: VecDeque::new(), news, thread: Some(thread) })
+        let (inline_outcomes, has_died) = (VecDeque::new(), false);
+        Ok(Self {
+            commands: Some(commands),
+            outcomes,
+            inline_outcomes,
+            wakeup,
+            thread: Some(thread),
+            has_died,
+        })
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.news.as_fd()
+        self.wakeup.as_fd()
     }
 
-    /// Has a command carried out; its outcome comes later. Without the thread it is carried out here.
-    pub(crate) fn order(&mut self, number: u64, command: Command) {
-        let sent = match &self.orders {
-            Some(orders) => orders.send((number, command)).map_err(|refused| refused.0),
+    /// Has a command carried out; its outcome comes later. Without the thread it is carried out at once.
+    pub(crate) fn submit(&mut self, number: u64, command: Command) {
+        let sent = match &self.commands {
+            Some(commands) => commands.send((number, command)).map_err(|refused| refused.0),
             None => Err((number, command)),
         };
         if let Err((number, command)) = sent {
-            self.late.push_back((number, command.run()));
-            tell(&self.news);
+            self.inline_outcomes.push_back((number, command.run()));
+            wake(&self.wakeup);
         }
     }
 
     /// The next outcome, if there is one.
     pub(crate) fn next(&mut self) -> Option<(u64, Outcome)> {
-        self.outcomes.try_recv().ok().or_else(|| self.late.pop_front())
+        match self.outcomes.try_recv() {
+            Ok(outcome) => return Some(outcome),
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => self.has_died = self.commands.is_some(),
+        }
+        self.inline_outcomes.pop_front()
+    }
+
+    /// Whether [`Self::next`] has seen that the thread panicked, for the first time: outcomes of commands that it had will never
+    /// come.
+    pub(crate) fn take_death(&mut self) -> bool {
+        let has_died = std::mem::take(&mut self.has_died);
+        if has_died {
+            self.commands = None;
+        }
+        has_died
     }
 
     /// Notes that outcomes were looked for.
     pub(crate) fn clear(&self) {
         // An empty counter reads as EAGAIN.
-        let _empty = rustix::io::read(&*self.news, &mut [0_u8; 8]);
+        let _empty = rustix::io::read(&*self.wakeup, &mut [0_u8; 8]);
     }
 
-    /// Ends the thread when all orders are carried out. Their outcomes can still be taken.
+    /// Ends the thread when all commands are carried out. Their outcomes can still be taken.
     pub(crate) fn end(&mut self) {
-        self.orders = None;
+        self.commands = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -148,18 +190,18 @@ impl CommandThread {
     }
 }
 
-fn tell(news: &OwnedFd) {
+fn wake(wakeup: &OwnedFd) {
     // Fails only when the counter is at its maximum, and then the fabric is being woken anyway.
-    let _full = rustix::io::write(news, &1_u64.to_ne_bytes());
+    let _full = rustix::io::write(wakeup, &1_u64.to_ne_bytes());
 }
 
 impl Command {
     pub(crate) fn run(self) -> Outcome {
         match self {
-            Self::Make(making) => Outcome::Made(making.make()),
-            Self::Connect(pairs, way) => Outcome::Connected(way.connect(pairs)),
-            Self::MakeConnected(making, way) => {
-                Outcome::Connected(making.make().and_then(|pairs| way.connect(pairs)))
+            Self::Make(parameters) => Outcome::Made(parameters.make()),
+            Self::Connect(pairs, destination) => Outcome::Connected(destination.connect(pairs)),
+            Self::MakeConnected(parameters, destination) => {
+                Outcome::Connected(parameters.make().and_then(|pairs| destination.connect(pairs)))
             }
             Self::Stop(pairs) => {
                 let mut errors = Vec::new();
@@ -171,17 +213,22 @@ impl Command {
     }
 }
 
-impl Making {
+impl PairParameters {
     fn make(&self) -> Result<Pairs<Initialised>, VerbsError> {
         let make = || {
-            let pair = QueuePair::made(&self.domain, &self.completions, &self.receives, self.capacity)?;
+            let pair = QueuePair::with_receive_handle(
+                &self.domain,
+                &self.completions,
+                &self.receives,
+                self.capacity,
+            )?;
             pair.initialise(self.port, self.partition_index, self.access)
         };
         Ok([make()?, make()?])
     }
 }
 
-impl Way {
+impl Destination {
     fn connect(&self, pairs: Pairs<Initialised>) -> Result<Pairs<ReadyToSend>, VerbsError> {
         let connect = |pair: QueuePair<Initialised>, (path, retries): &(Path, Retries)| {
             pair.ready_to_receive(path, &self.peer)?.ready_to_send(retries, &self.peer)

@@ -1,11 +1,19 @@
 //! One peer: its handshake, its two lanes, and how it ends.
+//!
+//! ```text
+//! initiator: Connecting ─▶ Greeting ─(Make)─▶ hello sent ── peer's hello ──▶ Preparing ─(Connect)─▶ Readying ─▶ Established
+//! acceptor:                Greeting ── peer's hello ──▶ Preparing ─(MakeConnected)─▶ hello sent, Readying ─▶ Established
+//! any of them ── begin_end ─(Stop)─▶ Draining ── drained, or too late ─(Destroy)─▶ Destroying ─▶ removed
+//! ```
+//!
+//! In parentheses: the [`Command`](crate::commands::Command) that is in flight meanwhile. An end waits for it.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::PeerId;
 
-use crate::commands::Way;
+use crate::commands::Destination;
 use crate::config::VerbsConfig;
 use crate::device::LinkLayer;
 use crate::handshake::Exchange;
@@ -113,15 +121,15 @@ impl Connection {
         self.lanes.iter().map(Lane::outstanding).sum()
     }
 
-    /// Whether the thread that carries out commands has its pairs.
-    pub(crate) fn is_away(&self) -> bool {
-        self.lanes.iter().any(Lane::is_away)
+    /// Whether a command in flight has its pairs.
+    pub(crate) fn is_in_command(&self) -> bool {
+        self.lanes.iter().any(Lane::is_in_command)
     }
 
     /// When to look at it without news: at its deadline, or now when the device has returned everything. An end waits for its
     /// pairs to come back, however long that takes: nothing is known of them.
     pub(crate) fn next_look(&self) -> Option<Instant> {
-        if self.phase.is_end() && self.is_away() {
+        if self.phase.is_end() && self.is_in_command() {
             return None;
         }
         if self.phase == Phase::Draining && self.outstanding() == 0 {
@@ -149,8 +157,8 @@ impl Connection {
         }
     }
 
-    /// Takes what the peer says of itself; the way to it.
-    pub(crate) fn agree(&mut self, local: &Local, hello: &Hello) -> Way {
+    /// Takes what the peer says of itself; the peer's ends of our pairs.
+    pub(crate) fn agree(&mut self, local: &Local, hello: &Hello) -> Destination {
         let config = &local.config;
         let needs_route = local.port.needs_global_route || local.port.lid == 0 || hello.lid == 0;
         for lane in &mut self.lanes {
@@ -187,6 +195,6 @@ impl Connection {
             };
             (path, retries)
         });
-        Way { lanes, peer: self.address }
+        Destination { lanes, peer: self.address }
     }
 }

@@ -1,4 +1,4 @@
-//! Connections come to be: sockets, handshakes and deadlines.
+//! The set-up of connections: sockets, handshakes, commands for queue pairs, and deadlines.
 //!
 //! One epoll descriptor covers the listener, all sockets, the completion channel, the asynchronous events and
 //! a timer; it is what a sleeper waits on. Bounds: connections, and those among them that a peer asked for and
@@ -157,10 +157,10 @@ impl VerbsFabric {
         })
     }
 
-    /// Sends the pairs of a connection, or their making, to the thread that carries out commands.
-    pub(crate) fn order(&mut self, number: u64, command: Command) {
+    /// Hands a command for a connection's pairs to the thread that carries them out.
+    pub(crate) fn submit(&mut self, number: u64, command: Command) {
         self.metrics.pair_commands += 1;
-        self.commands.order(number, command);
+        self.commands.submit(number, command);
     }
 
     pub(crate) fn take_outcomes(&mut self) {
@@ -169,10 +169,15 @@ impl VerbsFabric {
             match outcome {
                 Outcome::Made(Ok(pairs)) => self.made(number, pairs),
                 Outcome::Connected(Ok(pairs)) => self.connected(number, pairs),
-                Outcome::Made(Err(error)) | Outcome::Connected(Err(error)) => self.not_made(number, &error),
+                Outcome::Made(Err(error)) | Outcome::Connected(Err(error)) => {
+                    self.set_up_failed(number, &error);
+                }
                 Outcome::Stopped(pairs, errors) => self.stopped(number, pairs, &errors),
-                Outcome::Destroyed(are_gone) => self.destroyed(number, are_gone),
+                Outcome::Destroyed(is_destroyed) => self.destroyed(number, is_destroyed),
             }
+        }
+        if self.commands.take_death() {
+            self.commands_lost();
         }
     }
 
@@ -180,7 +185,7 @@ impl VerbsFabric {
     fn made(&mut self, number: u64, pairs: Pairs<Initialised>) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
-            self.local.equip(lane, &pair);
+            self.local.reserve_queues(lane, &pair);
             lane.pair = Pair::Initialised(pair);
         }
         add_routes(&mut self.routes, connection);
@@ -196,7 +201,7 @@ impl VerbsFabric {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
             if lane.number().is_none() {
-                self.local.equip(lane, &pair);
+                self.local.reserve_queues(lane, &pair);
             }
             lane.pair = Pair::Ready(pair);
         }
@@ -219,7 +224,7 @@ impl VerbsFabric {
     }
 
     /// The device refused; the pairs are destroyed.
-    fn not_made(&mut self, number: u64, error: &VerbsError) {
+    fn set_up_failed(&mut self, number: u64, error: &VerbsError) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for lane in &mut connection.lanes {
             lane.pair = Pair::Absent;
@@ -324,12 +329,12 @@ impl VerbsFabric {
             Incoming::Opened => {
                 if connection.is_initiator {
                     // Not before: a peer that cannot be reached costs no pairs.
-                    match self.local.making() {
-                        Ok(making) => {
+                    match self.local.pair_parameters() {
+                        Ok(parameters) => {
                             for lane in &mut connection.lanes {
-                                lane.pair = Pair::Away;
+                                lane.pair = Pair::InCommand;
                             }
-                            self.order(number, Command::Make(making));
+                            self.submit(number, Command::Make(parameters));
                         }
                         Err(error) => return self.begin_end(number, &error.to_string()),
                     }
@@ -386,18 +391,19 @@ impl VerbsFabric {
             self.refuse(number, Refusal::Incompatible);
             return self.begin_end(number, "the peer's link layer is another one");
         }
-        let making = self.local.making();
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        let way = connection.agree(&self.local, hello);
-        let command = match (connection.lanes.each_mut().map(Lane::send_away), making) {
-            ([Pair::Initialised(first), Pair::Initialised(second)], _) => {
-                Command::Connect([first, second], way)
+        let destination = connection.agree(&self.local, hello);
+        let command = match connection.lanes.each_mut().map(Lane::take_for_command) {
+            [Pair::Initialised(first), Pair::Initialised(second)] => {
+                Command::Connect([first, second], destination)
             }
-            (_, Ok(making)) => Command::MakeConnected(making, way),
-            (_, Err(error)) => return self.not_made(number, &error),
+            _ => match self.local.pair_parameters() {
+                Ok(parameters) => Command::MakeConnected(parameters, destination),
+                Err(error) => return self.set_up_failed(number, &error),
+            },
         };
         connection.phase = Phase::Preparing;
-        self.order(number, command);
+        self.submit(number, command);
     }
 
     fn refuse(&mut self, number: u64, reason: Refusal) {

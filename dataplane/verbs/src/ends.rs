@@ -1,8 +1,8 @@
 //! How connections end, so that nothing lands afterwards; and the device's events that end them.
 //!
-//! An end has three steps. [`VerbsFabric::begin_end`] has both queue pairs moved to their error state: from then on
-//! the device sends nothing for them and lets nothing of the peer's in; and it closes the TCP connection, which
-//! tells the peer. The device returns the work in flight as flushed. When all of it is back, or the drain
+//! An end has three steps. [`VerbsFabric::begin_end`] closes the TCP connection, which tells the peer, and has both queue pairs
+//! moved to their error state: when that is done ([`VerbsFabric::stopped`]), the device sends nothing for them and lets
+//! nothing of the peer's in. It returns the work in flight as flushed. When all of it is back, or the drain
 //! timeout has passed, [`VerbsFabric::destroy_pairs`] has the pairs destroyed. [`VerbsFabric::finish_end`] reports
 //! `PeerDown`: the slots that the peer was told of can be reused then. A connection that ends while its pairs are being
 //! made waits for them first (`commands.rs`).
@@ -20,6 +20,7 @@ use crate::connection::Phase;
 use crate::fabric::{Route, VerbsFabric};
 use crate::ffi;
 use crate::lane::{Lane, Pair};
+use crate::numbers::NumberMap;
 
 impl VerbsFabric {
     /// Starts the end of a connection. `PeerDown` follows from a later poll.
@@ -43,7 +44,7 @@ impl VerbsFabric {
         connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
         // Closing takes it out of epoll as well: nobody else has the descriptor.
         connection.exchange = None;
-        if !connection.is_away() {
+        if !connection.is_in_command() {
             self.stop_pairs(number);
         }
     }
@@ -51,13 +52,14 @@ impl VerbsFabric {
     /// Has the work of a connection's pairs ended.
     pub(crate) fn stop_pairs(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        if connection.lanes.iter().all(|lane| matches!(lane.pair, Pair::Absent)) {
+        let has_work = |lane: &Lane| matches!(lane.pair, Pair::Initialised(_) | Pair::Ready(_));
+        if !connection.lanes.iter().any(has_work) {
             // Without pairs there is nothing to wait for.
             connection.receives_returned = [true; 2];
             return;
         }
-        let pairs = connection.lanes.each_mut().map(Lane::send_away);
-        self.order(number, Command::Stop(pairs));
+        let pairs = connection.lanes.each_mut().map(Lane::take_for_command);
+        self.submit(number, Command::Stop(pairs));
     }
 
     /// The device ends the work of a connection's pairs, or refused and destroyed them, or keeps them.
@@ -66,6 +68,9 @@ impl VerbsFabric {
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
             lane.pair = pair;
             self.metrics.queue_pairs_leaked += u64::from(lane.is_leaked());
+            if matches!(lane.pair, Pair::Absent) {
+                forget_pair(&mut self.routes, lane, number);
+            }
         }
         for error in errors {
             tracing::warn!(%error, "a queue pair did not go to its error state");
@@ -78,19 +83,19 @@ impl VerbsFabric {
     /// Has the pairs of a connection destroyed that has no more work at the device, and reports its end after that.
     pub(crate) fn destroy_pairs(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        let pairs = connection.lanes.each_mut().map(Lane::send_to_destruction);
+        let pairs = connection.lanes.each_mut().map(Lane::take_failed);
         if pairs.iter().all(Option::is_none) {
             return self.finish_end(number);
         }
         connection.phase = Phase::Destroying;
-        self.order(number, Command::Destroy(pairs));
+        self.submit(number, Command::Destroy(pairs));
     }
 
     /// The device gave the pairs up, or keeps them.
-    pub(crate) fn destroyed(&mut self, number: u64, are_gone: [bool; 2]) {
+    pub(crate) fn destroyed(&mut self, number: u64, is_destroyed: [bool; 2]) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        for (lane, is_gone) in connection.lanes.iter_mut().zip(are_gone) {
-            if lane.is_away() {
+        for (lane, is_gone) in connection.lanes.iter_mut().zip(is_destroyed) {
+            if lane.is_in_command() {
                 lane.pair = if is_gone { Pair::Absent } else { Pair::Leaked };
                 self.metrics.queue_pairs_leaked += u64::from(!is_gone);
             }
@@ -103,14 +108,10 @@ impl VerbsFabric {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         self.unsettled -= 1;
         let is_leaked = connection.lanes.iter().any(Lane::is_leaked);
-        let is_ours = |route: &Route| route.peer == number;
         for lane in &mut connection.lanes {
             let lost = lane.give_up(&mut self.local.bounce.free, &mut self.events);
             self.metrics.outstanding -= lost;
-            // Its number may be another pair's already.
-            if let Some(pair) = lane.number().filter(|pair| self.routes.get(pair).is_some_and(is_ours)) {
-                self.routes.remove(&pair);
-            }
+            forget_pair(&mut self.routes, lane, number);
         }
         let reason = std::mem::take(&mut connection.reason);
         if is_leaked {
@@ -125,6 +126,23 @@ impl VerbsFabric {
         } else {
             tracing::info!(reason, "an RDMA handshake failed");
         }
+    }
+
+    /// The thread of commands panicked. Nothing is known of the pairs that it had.
+    pub(crate) fn commands_lost(&mut self) {
+        let lost: Vec<u64> = (self.connections.iter())
+            .filter(|(_, connection)| connection.is_in_command())
+            .map(|(&number, _)| number)
+            .collect();
+        for &number in &lost {
+            let Some(connection) = self.connections.get_mut(&number) else { continue };
+            for lane in connection.lanes.iter_mut().filter(|lane| lane.is_in_command()) {
+                lane.pair = Pair::Leaked;
+                self.metrics.queue_pairs_leaked += 1;
+            }
+        }
+        self.end_all("the thread that makes and destroys queue pairs panicked");
+        lost.into_iter().for_each(|number| self.finish_end(number));
     }
 
     /// The device or a queue of all is broken: everybody goes.
@@ -199,6 +217,14 @@ impl VerbsFabric {
     }
 }
 
+/// A pair is gone: its number and its address may be another pair's already.
+fn forget_pair(routes: &mut NumberMap<u32, Route>, lane: &mut Lane, connection: u64) {
+    let is_ours = |route: &Route| route.peer == connection;
+    if let Some(pair) = lane.take_identity().filter(|pair| routes.get(pair).is_some_and(is_ours)) {
+        routes.remove(&pair);
+    }
+}
+
 impl Drop for VerbsFabric {
     /// Pairs first: after that the device touches nothing of ours, and everything else can go.
     fn drop(&mut self) {
@@ -213,5 +239,53 @@ impl Drop for VerbsFabric {
             self.destroy_pairs(number);
         }
         self.take_outcomes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::time::Duration;
+
+    use dataplane_fabric::Fabric;
+    use dataplane_fabric::testing::pool;
+
+    use super::*;
+    use crate::VerbsConfig;
+    use crate::commands::CommandThread;
+    use crate::testing::SoftwareDevice;
+
+    /// Nothing is known of the pairs that it had: their slots are never given back, and everybody goes.
+    #[test]
+    fn a_thread_of_commands_that_panics_ends_all_and_is_told() {
+        let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let fabric = |listen| {
+            let device = SoftwareDevice::new().open().expect("open");
+            VerbsFabric::new(device, pool("panics").slab(), listen, VerbsConfig::default()).expect("a fabric")
+        };
+        let (mut a, mut b) = (fabric(None), fabric(listen));
+        let address = b.listening_on().expect("listening").to_string();
+        let peers = [(); 2].map(|()| a.connect(&address).expect("connect starts"));
+        let (mut seen, started) = (Vec::new(), Instant::now());
+        while seen.len() < 2 {
+            a.poll(64, &mut seen);
+            b.poll(64, &mut Vec::new());
+            assert!(started.elapsed() < Duration::from_secs(20), "{seen:?}");
+        }
+        seen.clear();
+        a.commands = CommandThread::start_with("panics", |_| panic!("as this test wants")).expect("a thread");
+        a.disconnect(peers[0]);
+        while a.fatal.is_none() {
+            a.take_outcomes();
+            assert!(started.elapsed() < Duration::from_secs(20), "its death is not noticed");
+        }
+        assert_eq!((a.connection_count(), a.metrics().queue_pairs_leaked), (1, 2));
+        while a.connection_count() > 0 {
+            a.take_outcomes();
+            a.poll(64, &mut seen);
+            assert!(started.elapsed() < Duration::from_secs(20), "the other connection stays");
+        }
+        assert!(matches!(&seen[..], [Event::PeerDown { peer, .. }] if *peer == peers[1]), "{seen:?}");
+        assert!(a.connect(&address).is_err());
     }
 }

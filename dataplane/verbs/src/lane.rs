@@ -30,8 +30,8 @@ use crate::wire::Segment;
 #[derive(Debug)]
 pub(crate) enum Pair {
     Absent,
-    /// With the thread that carries out commands.
-    Away,
+    /// A command in flight has it, or will bring it.
+    InCommand,
     Initialised(QueuePair<Initialised>),
     Ready(QueuePair<ReadyToSend>),
     Failed(QueuePair<Failed>),
@@ -113,7 +113,7 @@ pub(crate) struct Agreement {
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) pair: Pair,
-    /// Number and address of the pair, known while it is away, too.
+    /// Number and `ibv_qp` address of the pair, also while a command has it; `None` once it is destroyed.
     identity: Option<(u32, usize)>,
     queue: VecDeque<Pending>,
     in_flight: VecDeque<Flight>,
@@ -162,7 +162,7 @@ impl Lane {
     }
 
     /// Takes all the memory that work on this pair will need. `entries` are those of a write and of a read.
-    pub(crate) fn equip<State>(
+    pub(crate) fn reserve_queues<State>(
         &mut self,
         pair: &QueuePair<State>,
         depth: u32,
@@ -180,13 +180,13 @@ impl Lane {
     }
 
     /// Its pair, for the thread that carries out commands.
-    pub(crate) fn send_away(&mut self) -> Pair {
-        std::mem::replace(&mut self.pair, Pair::Away)
+    pub(crate) fn take_for_command(&mut self) -> Pair {
+        std::mem::replace(&mut self.pair, Pair::InCommand)
     }
 
     /// Its pair, for its destruction, if the device ended its work.
-    pub(crate) fn send_to_destruction(&mut self) -> Option<QueuePair<Failed>> {
-        match self.send_away() {
+    pub(crate) fn take_failed(&mut self) -> Option<QueuePair<Failed>> {
+        match self.take_for_command() {
             Pair::Failed(pair) => Some(pair),
             other => {
                 self.pair = other;
@@ -195,8 +195,8 @@ impl Lane {
         }
     }
 
-    pub(crate) fn is_away(&self) -> bool {
-        matches!(self.pair, Pair::Away)
+    pub(crate) fn is_in_command(&self) -> bool {
+        matches!(self.pair, Pair::InCommand)
     }
 
     pub(crate) fn agree(&mut self, agreement: Agreement) {
@@ -206,6 +206,11 @@ impl Lane {
 
     pub(crate) fn number(&self) -> Option<u32> {
         self.identity.map(|(number, _)| number)
+    }
+
+    /// Forgets a pair that is gone; returns its number.
+    pub(crate) fn take_identity(&mut self) -> Option<u32> {
+        self.identity.take().map(|(number, _)| number)
     }
 
     pub(crate) fn is_pair(&self, raw: *const std::ffi::c_void) -> bool {

@@ -7,7 +7,7 @@ use dataplane_memory::Slab;
 
 use crate::VerbsError;
 use crate::bounce::BounceBuffers;
-use crate::commands::Making;
+use crate::commands::PairParameters;
 use crate::completion::CompletionQueue;
 use crate::config::{PathMtu, VerbsConfig};
 use crate::device::{Device, PortDescription};
@@ -173,14 +173,14 @@ impl Local {
         }
     }
 
-    /// What the pairs of a new connection are made of.
-    pub(crate) fn making(&self) -> Result<Making, VerbsError> {
+    /// What the pairs of a new connection are made with.
+    pub(crate) fn pair_parameters(&self) -> Result<PairParameters, VerbsError> {
         let partition_index = self.partition_index.ok_or_else(|| VerbsError::Port {
             device: self.device.name().to_owned(),
             port: self.port.number,
             reason: "it is not in the partition of rdma.partition any more".to_owned(),
         })?;
-        Ok(Making {
+        Ok(PairParameters {
             domain: Arc::clone(&self.domain),
             completions: Arc::clone(&self.completions),
             receives: Arc::clone(&self.receives.handle),
@@ -192,14 +192,14 @@ impl Local {
     }
 
     /// Gives a lane the memory that work on its pair will need.
-    pub(crate) fn equip<State>(&self, lane: &mut Lane, pair: &QueuePair<State>) {
+    pub(crate) fn reserve_queues<State>(&self, lane: &mut Lane, pair: &QueuePair<State>) {
         let Capacity { send_requests, entries, inline_bytes } = self.capacity;
         // Zero is what drivers that do not say leave there.
         let read_entries = match self.device.limits().read_entries {
             0 => entries,
             most => most.min(entries),
         };
-        lane.equip(pair, send_requests, (entries, read_entries), inline_bytes);
+        lane.reserve_queues(pair, send_requests, (entries, read_entries), inline_bytes);
     }
 
     /// Index of the region of a slab, if it is registered.

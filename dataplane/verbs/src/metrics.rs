@@ -26,7 +26,7 @@ pub struct Metrics {
     pub retries_exceeded: u64,
     /// Connections ended by a remote access error.
     pub remote_access_errors: u64,
-    /// Commands for queue pairs (made, connected, stopped, destroyed) that were carried out.
+    /// Commands given to the thread of queue pairs: one to make, connect, stop or destroy both pairs of a connection.
     pub pair_commands: u64,
     /// Port state changes reported by the device.
     pub port_events: u64,
@@ -103,10 +103,7 @@ impl VerbsCounters {
             ("receiver_not_ready", "Connections ended because the peer had no receive posted for too long"),
             ("retries_exceeded", "Connections ended because the peer did not acknowledge"),
             ("remote_access_errors", "Connections ended by a remote access error"),
-            (
-                "pair_commands",
-                "Times that a connection's queue pairs were made, connected, stopped or destroyed",
-            ),
+            ("pair_commands", "Commands to make, connect, stop or destroy both queue pairs of a connection"),
             ("port_events", "Port state changes reported by the device"),
             ("handshakes_failed", "Handshakes refused or timed out"),
             ("unproved_handshakes", UNPROVED_HELP),

@@ -266,10 +266,11 @@ impl QueuePair<Reset> {
         receives: &SharedReceiveQueue,
         capacity: Capacity,
     ) -> Result<Self, VerbsError> {
-        Self::made(domain, completions, &receives.handle, capacity)
+        Self::with_receive_handle(domain, completions, &receives.handle, capacity)
     }
 
-    pub(crate) fn made(
+    /// The same from another thread than that which drives the receives.
+    pub(crate) fn with_receive_handle(
         domain: &Arc<ProtectionDomain>,
         completions: &Arc<CompletionQueue>,
         receives: &Arc<SharedReceiveHandle>,

@@ -13,7 +13,9 @@ mod calls;
 mod execute;
 mod world;
 
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 use dataplane_fabric::PeerId;
 use dataplane_memory::DeviceMemory;
@@ -89,6 +91,11 @@ impl SoftwareDevice {
     /// Raises an asynchronous event of the device: 8 is "device fatal", 10 "port error".
     pub fn raise(&self, event: u32) {
         World::lock().raise_on_device(self.index, event);
+    }
+
+    /// The threads that made, changed or destroyed queue pairs since the last call of this.
+    pub fn take_command_threads(&self) -> HashSet<ThreadId> {
+        std::mem::take(&mut World::lock().device(self.index).command_threads)
     }
 
     /// Puts an accelerator beside it, whose memory it reaches as `reach` says. Without this, a dma-buf is refused with

@@ -47,7 +47,10 @@ pub(crate) fn translate(local: &Local, slots: &RemoteSlots, operation: Operation
         "{span} bytes at {offset} of slot {}: outside",
         slot.slot()
     );
-    let region = local.region_of(slab).ok_or("a slot of a slab that is not registered with the device")?;
+    let region = local.region_of(slab).ok_or_else(|| {
+        let (bytes, memory) = (slab.layout().slots_bytes(), if slab.device().is_some() { "device" } else { "host" });
+        format!("a slot of {bytes} bytes of {memory} memory that were not registered with the RDMA device at start-up")
+    })?;
     // A region begins with the slots, in whichever memory they are: only the card goes there.
     let within = slot.slot() as usize * slab.layout().stride() + offset as usize;
     let address = local.regions[region].address() + within as u64;

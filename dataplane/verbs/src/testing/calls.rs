@@ -92,6 +92,7 @@ pub(super) fn add_device(world: &mut World) -> (u32, String) {
         is_cut: false,
         is_holding: false,
         is_discarding: false,
+        command_threads: Default::default(),
     });
     (index, name)
 }

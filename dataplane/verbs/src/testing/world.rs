@@ -1,8 +1,9 @@
 //! State of all software devices of the process, behind one lock.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use rustix::event::EventfdFlags;
@@ -72,6 +73,8 @@ pub(super) struct DeviceState {
     pub(super) is_cut: bool,
     pub(super) is_holding: bool,
     pub(super) is_discarding: bool,
+    /// Threads that made, changed or destroyed pairs.
+    pub(super) command_threads: HashSet<ThreadId>,
 }
 
 pub(super) struct ContextState {

@@ -11,9 +11,12 @@ use crate::ffi::{
     SendWorkRequest, WorkCompletion,
 };
 
-/// Lets as much time pass as a command takes; meanwhile other threads use the device.
+/// Notes who gives a command, and lets as much time pass as it takes; meanwhile other threads use the device.
 fn take_time(context: u32) {
-    let takes = World::lock().device_of_context(context).map(|device| device.faults.command_takes);
+    let takes = World::lock().device_of_context(context).map(|device| {
+        device.command_threads.insert(std::thread::current().id());
+        device.faults.command_takes
+    });
     if let Some(takes) = takes.filter(|takes| !takes.is_zero()) {
         std::thread::sleep(takes);
     }
