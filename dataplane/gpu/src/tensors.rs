@@ -1,5 +1,6 @@
 //! An engine's tensors: where each plane starts, and that all its blocks lie in memory that is kept.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use dataplane_cuda::{Device, DeviceMemory, DeviceSlab};
@@ -22,13 +23,14 @@ pub struct Plane {
 pub struct PagedTensors {
     layout: PagedLayout,
     planes: Vec<Plane>,
-    /// Their addresses, as the kernels read them.
-    array: DeviceSlab,
+    /// Addresses of planes, as the kernels read them, and the place of the first of these.
+    array: Arc<DeviceSlab>,
+    first: usize,
 }
 
 impl PagedTensors {
     /// Checks that every block of every plane lies in its memory, and puts the planes' addresses into the device's memory
-    /// (which takes 2 MiB there: the least that is allocated). Some layers only are other planes, so other tensors.
+    /// (which takes 2 MiB there: the least that is allocated). For some layers only: [`Self::part`].
     pub fn new(layout: PagedLayout, planes: &[Plane]) -> Result<Self, RouteError> {
         let Some(first) = planes.first() else { return Err(RouteError::Planes { slot: 0, tensors: 0 }) };
         let device = first.memory.device().clone();
@@ -45,7 +47,15 @@ impl PagedTensors {
         let array = SlabLayout { slot_bytes: words.len() * size_of::<u64>(), slot_count: 1 };
         let array = DeviceSlab::allocate(&device, array)?;
         array.write(0, bytemuck::cast_slice(&words))?;
-        Ok(Self { layout, planes: planes.to_vec(), array })
+        Ok(Self { layout, planes: planes.to_vec(), array: Arc::new(array), first: 0 })
+    }
+
+    /// Some of the planes, without device memory of their own; `None` when there are no such planes.
+    #[must_use]
+    pub fn part(&self, planes: Range<usize>) -> Option<Self> {
+        let first = self.first + planes.start;
+        let planes = self.planes.get(planes).filter(|planes| !planes.is_empty())?.to_vec();
+        Some(Self { layout: self.layout, planes, array: Arc::clone(&self.array), first })
     }
 
     /// The same for tensors as engines describe them: one for each layer, or two with separate keys and values.
@@ -79,7 +89,7 @@ impl PagedTensors {
 
     /// Where the kernels read the planes' addresses.
     pub(crate) fn array(&self) -> u64 {
-        self.array.address()
+        self.array.address() + (self.first * size_of::<u64>()) as u64
     }
 
     pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {

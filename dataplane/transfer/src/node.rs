@@ -13,6 +13,7 @@ mod receiving;
 mod sending;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -220,6 +221,12 @@ impl<F: Fabric> TransferNode<F> {
             }
             Command::Cancel { transfer } => self.cancel(transfer, now),
         }
+    }
+
+    /// The blocks that the receiver of a transfer has asked for, once it has.
+    pub(crate) fn blocks_wanted(&self, transfer: TransferId) -> Option<Range<u32>> {
+        let reservation = self.outbound.get(transfer)?.held.reservation()?;
+        Some(reservation.first_block..reservation.first_block.saturating_add(reservation.blocks as u32))
     }
 
     /// Whether a transfer of this id is being received.

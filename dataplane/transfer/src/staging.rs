@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The first piece of a push travels while the next is copied, and layers that arrive are copied while later ones
-//! travel. What is copied out of a staging slot was verified there, by the checksums of the sender.
+//! travel. Nothing is copied before its receiver has asked for it, so that staging slots are held by transfers that go on. What is copied out of a staging slot was verified there, by the checksums of the sender.
 //!
 //! Invariants: a staging slot is free again only when neither a copy nor the fabric nor a peer can touch it: the copier
 //! holds references to both ends, the node to what a peer was told of. Every transfer ends with one notice, and not
@@ -141,10 +141,12 @@ impl<C: Copier> Staging<C> {
         is_empty && self.copies.is_empty() && self.refused.is_empty()
     }
 
-    /// Whether blocks wait for a staging slot or for the copier: poll again soon.
+    /// Whether blocks that a receiver has asked for wait for a staging slot or for the copier: poll again soon.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
-        self.in_flight() > 0 || self.outgoing.values().any(Outgoing::has_parts) || !self.refused.is_empty()
+        self.in_flight() > 0
+            || self.outgoing.values().any(Outgoing::has_wanted_parts)
+            || !self.refused.is_empty()
     }
 
     /// Carries out one command, or passes it on to the node: what concerns host slots alone is the node's.
@@ -181,7 +183,7 @@ impl<C: Copier> Staging<C> {
                 if self.outgoing.contains_key(&transfer)
                     || (slots.iter().any(is_on_device) && !node.sends_directly(transfer, &slots)) =>
             {
-                self.stage_out(node, transfer, content, [Pushed { first_block, slots, layers }]);
+                self.stage_out(node, transfer, content, [Pushed { first_block, slots, layers }], now);
             }
             Command::PushEnd { transfer } if self.outgoing.contains_key(&transfer) => {
                 if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
@@ -198,10 +200,11 @@ impl<C: Copier> Staging<C> {
 
     fn stage_out<F: Fabric>(
         &mut self,
-        node: &TransferNode<F>,
+        node: &mut TransferNode<F>,
         transfer: TransferId,
         content: [u8; 16],
         pushed: impl IntoIterator<Item = Pushed>,
+        now: Instant,
     ) {
         let StagingLimits { outbound_slots_each, piece_blocks, .. } = self.limits;
         let outgoing = self.outgoing.entry(transfer).or_insert_with(|| {
@@ -209,15 +212,20 @@ impl<C: Copier> Staging<C> {
             Outgoing::new(content, outbound_slots_each)
         });
         for Pushed { first_block, slots, layers } in pushed {
+            // The node learns of the transfer, which has its lease from now on, and what it is; of blocks when they are staged.
+            let (slots_none, its_layers) = (Vec::new(), layers.clone());
+            let told =
+                Command::Push { transfer, content, first_block, slots: slots_none, layers: its_layers };
+            node.handle(told, now);
             outgoing.push(first_block, slots, layers, node.layout(), piece_blocks);
         }
     }
 
     /// Stages what the node cannot send directly after all.
-    fn take_returned<F: Fabric>(&mut self, node: &mut TransferNode<F>) {
+    fn take_returned<F: Fabric>(&mut self, node: &mut TransferNode<F>, now: Instant) {
         let returned: Vec<Returned> = node.take_returned().collect();
         for Returned { transfer, content, pushed, is_ended } in returned {
-            self.stage_out(node, transfer, content, pushed);
+            self.stage_out(node, transfer, content, pushed, now);
             if let Some(outgoing) = self.outgoing.get_mut(&transfer).filter(|_| is_ended) {
                 outgoing.end();
             }
@@ -256,14 +264,14 @@ impl<C: Copier> Staging<C> {
         let moved = node.poll(now, &mut own);
         own.drain(..).for_each(|notice| notices.extend(self.digest(notice)));
         self.notices = own;
-        self.take_returned(node);
+        self.take_returned(node, now);
         if moved > 0 {
             let mut transfers = std::mem::take(&mut self.transfers_scratch);
             transfers.extend(self.incoming.keys());
             transfers.drain(..).for_each(|transfer| self.look_at(node, transfer));
             self.transfers_scratch = transfers;
         }
-        let impossible = self.start_copies();
+        let impossible = self.start_copies(node);
         self.copies.copier.flush();
         impossible.iter().for_each(|&purpose| self.copy_failed(purpose, node, now));
         self.tell(notices);

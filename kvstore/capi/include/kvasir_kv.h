@@ -334,8 +334,8 @@ typedef struct kvasir_kv_tensors {
  * cudaMalloc, or mapped in pieces. Each plane must be mapped from its first block to its last, which is checked here;
  * it must be memory of that device, and stays mapped until kvasir_kv_unregister or kvasir_kv_close returned.
  * `block_stride` and `block_bytes` may change 15 times from one plane to the next, and each change costs a launch for
- * each transfer's round. Registering waits for the device, takes 2 MiB of its memory for each shape of planes
- * (KVASIR_KV_FAILED when it has them not, or is lost), and is not for an engine's loop.
+ * each transfer's round. Registering waits for the device, takes 2 MiB of its memory for each shape of planes,
+ * and as much again with [transfer] (KVASIR_KV_FAILED when it has them not, or is lost), and is not for an engine's loop.
  */
 int32_t kvasir_kv_register(kvasir_kv *handle, const kvasir_kv_tensors *tensors, uint64_t *id);
 
@@ -434,7 +434,8 @@ typedef struct kvasir_kv_handoff {
  * the first two are the first layer's. Each group has `rows` * `heads` * `head_bytes` bytes of a block. The tensors lie in
  * host memory, or with [device] in that device's: a kernel copies their blocks into memory of the library's on the device
  * (`device.handoff_capacity`), from where they take the way through pinned host memory (`transfer.capacity`, of which half
- * is for what is received, so that an expectation of more blocks than that is THROTTLED or a MISS). With `device.direct`
+ * is for what is received, so that an expectation of more blocks than that is THROTTLED or a MISS; blocks from several
+ * processes count once for each). With `device.direct`
  * network cards read and write the device's memory instead, and the devices verify; what goes to a process with other heads
  * takes the way through the host's memory, and what would come from one is a MISS. The two sides of a hand-off need not be
  * alike in any of this. The device's work begins when `event` has passed.
@@ -512,6 +513,20 @@ typedef struct kvasir_kv_rail_statistics {
  */
 int32_t kvasir_kv_handoff_rails(kvasir_kv *handle, kvasir_kv_rail_statistics *rails, size_t rail_bytes, size_t room,
                                 size_t *count);
+
+/* How long one stage of hand-offs took. Later versions append fields. */
+typedef struct kvasir_kv_stage_statistics {
+    /* Of the receiver: "reserve" (until the sender knows the slots), "first_part" (until the first layers are there), "verify",
+     * "whole"; of the sender: "write", "sum", "finish" (until the receiver has its last word). */
+    char name[16];
+    uint64_t sum_us;      /* all of them together */
+    uint64_t count;
+    uint64_t at_most[23]; /* how many took at most 16 microseconds times two to the power of the index: up to 67 s */
+} kvasir_kv_stage_statistics;
+
+/* Writes times of at most `room` stages, as kvasir_kv_handoff_rails does. */
+int32_t kvasir_kv_handoff_stages(kvasir_kv *handle, kvasir_kv_stage_statistics *stages, size_t stage_bytes, size_t room,
+                                 size_t *count);
 
 #ifdef __cplusplus
 }

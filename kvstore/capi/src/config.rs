@@ -511,6 +511,12 @@ impl Settings {
                 misfits.push("device.direct = true takes transfer.transport = \"rdma\"".to_owned());
             }
             let (capacity, block_bytes) = (device.handoff_capacity, transfer.block_bytes());
+            if !device.direct && transfer.capacity.0 / block_bytes.saturating_add(SLOT_GRAIN) < 2 {
+                misfits.push(format!(
+                    "transfer.capacity = {} has no room for two blocks of {block_bytes} bytes: one to send, one to receive",
+                    transfer.capacity
+                ));
+            }
             if !(1..u64::from(u32::MAX)).contains(&(capacity.0 / block_bytes.saturating_add(SLOT_GRAIN))) {
                 let slots = capacity.0 / block_bytes.saturating_add(SLOT_GRAIN);
                 misfits.push(format!(

@@ -6,7 +6,7 @@ use std::mem::offset_of;
 
 use crate::backend::Statistics;
 use crate::buffers::Buffer;
-use crate::handoff::{HandOffStatistics, RailStatistics};
+use crate::handoff::{HandOffStatistics, RailStatistics, StageStatistics};
 use crate::interface::{HandOff, Request, Transfer};
 use crate::queue::Completion;
 use crate::tensors::{Plane, Tensors};
@@ -66,4 +66,6 @@ const _: () = {
     assert!(size_of::<RailStatistics>() == 104 && align_of::<RailStatistics>() == 8);
     assert!(offset_of!(RailStatistics, block_bytes) == 64);
     assert!(offset_of!(RailStatistics, is_slow) == 96);
+    assert!(size_of::<StageStatistics>() == 216 && align_of::<StageStatistics>() == 8);
+    assert!(offset_of!(StageStatistics, count) == 24 && offset_of!(StageStatistics, at_most) == 32);
 };

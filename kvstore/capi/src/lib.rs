@@ -54,7 +54,9 @@ mod tests;
 
 pub use backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome, Statistics};
 pub use format::META_BYTES_MAX;
-pub use handoff::{Ending, HandOffStatistics, RAIL_NAME_BYTES, RailStatistics};
+pub use handoff::{
+    Ending, HandOffStatistics, RAIL_NAME_BYTES, RailStatistics, STAGE_NAME_BYTES, StageStatistics,
+};
 pub use interface::*;
 pub use queue::Completion;
 pub use status::Status;

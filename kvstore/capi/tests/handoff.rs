@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvasir_kv::{
-    Completion, Ending, HandOff, HandOffStatistics, Handle, Plane, RAIL_NAME_BYTES, RailStatistics, Status,
-    Tensors, kvasir_kv_cancel_handoff, kvasir_kv_close, kvasir_kv_decline_handoff, kvasir_kv_end_handoff,
-    kvasir_kv_handoff_address, kvasir_kv_handoff_rails, kvasir_kv_handoff_stats, kvasir_kv_last_error,
-    kvasir_kv_open, kvasir_kv_poll, kvasir_kv_register, kvasir_kv_submit_handoff, kvasir_kv_unregister,
+    Completion, Ending, HandOff, HandOffStatistics, Handle, Plane, RAIL_NAME_BYTES, RailStatistics,
+    StageStatistics, Status, Tensors, kvasir_kv_cancel_handoff, kvasir_kv_close, kvasir_kv_decline_handoff,
+    kvasir_kv_end_handoff, kvasir_kv_handoff_address, kvasir_kv_handoff_rails, kvasir_kv_handoff_stages,
+    kvasir_kv_handoff_stats, kvasir_kv_last_error, kvasir_kv_open, kvasir_kv_poll, kvasir_kv_register,
+    kvasir_kv_submit_handoff, kvasir_kv_unregister,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -237,6 +238,25 @@ impl Engine {
         (0..count).map(at).map(|rail| (name(&rail), rail.block_bytes)).collect()
     }
 
+    /// Name, count, sum and how many took at most 67 s, of each stage that had some.
+    fn stages(&self) -> Vec<(String, u64, u64, u64)> {
+        // SAFETY: plain numbers.
+        let mut stages: [StageStatistics; 10] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        let bytes = size_of::<StageStatistics>();
+        // SAFETY: room for ten.
+        let status = unsafe {
+            kvasir_kv_handoff_stages(self.handle, stages.as_mut_ptr(), bytes, stages.len(), &raw mut count)
+        };
+        assert_eq!((status, count), (0, 7));
+        let found = stages[..count].iter().filter(|stage| stage.count > 0).map(|stage| {
+            assert!(stage.at_most.is_sorted());
+            let name = CStr::from_bytes_until_nul(&stage.name).expect("a final 0").to_str().expect("UTF-8");
+            (name.to_owned(), stage.count, stage.sum_us, stage.at_most[22])
+        });
+        found.collect()
+    }
+
     fn wait_for_rest(&self) {
         let started = Instant::now();
         while self.statistics().slots_used > 0 {
@@ -300,6 +320,17 @@ fn blocks_arrive_layer_by_layer_over_each_transport() {
         assert_eq!(prefill.rails(shorter), rails, "of an older structure the first fields are written");
         assert_eq!(decode.rails(size_of::<RailStatistics>()), [(transport.to_owned(), 0)]);
         assert_eq!(decode.statistics().blocks_received, 3);
+        for (side, expected) in [
+            (&prefill, &["write", "sum", "finish"][..]),
+            (&decode, &["reserve", "first_part", "verify", "whole"]),
+        ] {
+            let stages = side.stages();
+            let names: Vec<&str> = stages.iter().map(|(name, ..)| name.as_str()).collect();
+            assert_eq!(names, expected);
+            assert!(stages.iter().all(|(_, count, _, at_most)| count == at_most), "{stages:?}");
+        }
+        let whole = decode.stages().pop().expect("the last");
+        assert!(whole.1 == 1 && (1..PATIENCE.as_micros() as u64).contains(&whole.2), "{whole:?}");
     }
 }
 

@@ -47,6 +47,7 @@ ASSERT_LAYOUT(transfer_identities, offsetof(kvasir_kv_transfer, identities) == 2
 ASSERT_LAYOUT(transfer_blocks, offsetof(kvasir_kv_transfer, blocks) == 32);
 ASSERT_LAYOUT(transfer_count, offsetof(kvasir_kv_transfer, count) == 40);
 ASSERT_LAYOUT(transfer_event, offsetof(kvasir_kv_transfer, event) == 48);
+ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
 ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 112 && offsetof(kvasir_kv_statistics, hits) == 24);
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);

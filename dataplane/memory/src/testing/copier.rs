@@ -42,6 +42,7 @@ pub struct CopierDouble {
     running: [VecDeque<Running>; 4],
     scratch: Vec<u8>,
     doorbells: u64,
+    copied: u64,
 }
 
 impl CopierDouble {
@@ -59,6 +60,7 @@ impl CopierDouble {
             running: std::array::from_fn(|_| VecDeque::with_capacity(capacity)),
             scratch: Vec::new(),
             doorbells: 0,
+            copied: 0,
         }
     }
 
@@ -70,6 +72,12 @@ impl CopierDouble {
     /// The device is lost: whatever is in flight or comes ends with an error.
     pub fn kill(&mut self) {
         self.is_dead = true;
+    }
+
+    /// Copies that have ended, as they should or not.
+    #[must_use]
+    pub fn copied(&self) -> u64 {
+        self.copied
     }
 
     /// Flushes that had something to start.
@@ -161,6 +169,7 @@ impl Copier for CopierDouble {
             while let Some(running) =
                 self.running[direction].pop_front_if(|running| is_dead || running.due <= polls)
             {
+                self.copied += 1;
                 done.push(self.carry_out(running));
             }
         }

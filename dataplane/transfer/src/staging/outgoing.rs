@@ -29,6 +29,12 @@ struct Part {
     copied: usize,
 }
 
+impl Part {
+    fn has_any_of(&self, blocks: &Range<u32>) -> bool {
+        self.first_block < blocks.end && blocks.start < self.first_block + self.device.len() as u32
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Outgoing {
     content: [u8; 16],
@@ -41,9 +47,10 @@ pub(super) struct Outgoing {
     lent: Lent,
     /// The owner has said that nothing more comes.
     is_ended: bool,
-    /// The node knows of the transfer, and of its end.
-    is_told: bool,
+    /// The node knows of its end.
     is_end_told: bool,
+    /// The blocks that its receiver has asked for, once it has.
+    wanted: Option<Range<u32>>,
     /// Nothing more is passed on: cancelled, or a copy failed, or the receiver is gone.
     is_stopped: bool,
     /// What the node said in the end.
@@ -59,8 +66,8 @@ impl Outgoing {
             copying: 0,
             lent: Lent::new(slots_max.max(1)),
             is_ended: false,
-            is_told: false,
             is_end_told: false,
+            wanted: None,
             is_stopped: false,
             pushed: None,
         }
@@ -86,16 +93,11 @@ impl Outgoing {
                 return;
             }
             let (layers, next_block) = (layers.clone(), first_block + device.len() as u32);
-            self.parts.push_back(Part {
-                first_block,
-                layers,
-                offset,
-                len,
-                device,
-                staged: Vec::new(),
-                started: 0,
-                copied: 0,
-            });
+            let part =
+                Part { first_block, layers, offset, len, device, staged: Vec::new(), started: 0, copied: 0 };
+            if self.wanted.as_ref().is_none_or(|wanted| part.has_any_of(wanted)) {
+                self.parts.push_back(part);
+            }
             first_block = next_block;
         }
     }
@@ -104,12 +106,26 @@ impl Outgoing {
         self.is_ended = true;
     }
 
-    pub(super) fn has_parts(&self) -> bool {
-        !self.parts.is_empty()
+    pub(super) fn has_wanted_parts(&self) -> bool {
+        self.wanted.is_some() && !self.parts.is_empty()
     }
 
-    /// How many staging slots the next part wants.
+    /// Notes what the receiver has asked for, when it has: other blocks need not be copied.
+    pub(super) fn want(&mut self, blocks: Option<Range<u32>>) {
+        let Some(wanted) = blocks.filter(|_| self.wanted.is_none()) else { return };
+        // Parts get their slots in order: copies are under way of leading ones only, whose numbers stay.
+        let staged = self.parts.iter().take_while(|part| !part.staged.is_empty()).count();
+        let mut number = 0;
+        self.parts.retain(|part| {
+            number += 1;
+            number <= staged || part.has_any_of(&wanted)
+        });
+        self.wanted = Some(wanted);
+    }
+
+    /// How many staging slots the next part wants: none before its receiver has asked.
     pub(super) fn wants_slots(&self) -> Option<usize> {
+        self.wanted.as_ref()?;
         self.parts.iter().find(|part| part.staged.is_empty()).map(|part| part.device.len())
     }
 
@@ -161,13 +177,12 @@ impl Outgoing {
     ) {
         while let Some(part) = self.parts.pop_front_if(|part| part.copied == part.device.len()) {
             self.first_part += 1;
-            self.is_told = true;
             let Part { first_block, layers, staged: slots, .. } = part;
             let content = self.content;
             node.handle(Command::Push { transfer, content, first_block, slots, layers }, now);
         }
         if self.is_ended && self.parts.is_empty() && !self.is_stopped && !self.is_end_told {
-            (self.is_told, self.is_end_told) = (true, true);
+            self.is_end_told = true;
             node.handle(Command::PushEnd { transfer }, now);
         }
     }
@@ -183,11 +198,6 @@ impl Outgoing {
             return;
         }
         self.drop_parts();
-        if !self.is_told {
-            // The node answers for a transfer only once it knows of it.
-            self.is_told = true;
-            node.handle(Command::PushEnd { transfer }, now);
-        }
         node.handle(Command::Cancel { transfer }, now);
     }
 

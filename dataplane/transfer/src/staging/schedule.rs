@@ -1,5 +1,6 @@
 //! Which copies are started, and what their ends mean.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use dataplane_fabric::Fabric;
@@ -59,7 +60,7 @@ impl<C: Copier> Staging<C> {
 
     /// Gives the copier as much as it takes: first what has arrived, as that frees staging slots, then what is to be
     /// sent, the transfers by turns. Returns what the copier can never do; of that there is nothing in good order.
-    pub(super) fn start_copies(&mut self) -> Vec<Purpose> {
+    pub(super) fn start_copies<F: Fabric>(&mut self, node: &TransferNode<F>) -> Vec<Purpose> {
         let mut impossible = Vec::new();
         for (&transfer, incoming) in &mut self.incoming {
             while let Some((copy, purpose)) = incoming.next(transfer) {
@@ -77,7 +78,7 @@ impl<C: Copier> Staging<C> {
         order.extend(self.outgoing.range(self.turn..).map(|(&transfer, _)| transfer));
         order.extend(self.outgoing.range(..self.turn).map(|(&transfer, _)| transfer));
         for transfer in order.drain(..) {
-            if !self.start_outgoing(transfer, &mut impossible) {
+            if !self.start_outgoing(transfer, node.blocks_wanted(transfer), &mut impossible) {
                 break;
             }
         }
@@ -85,9 +86,16 @@ impl<C: Copier> Staging<C> {
         impossible
     }
 
-    /// False when there is no room for anybody: nobody overtakes who waits for staging slots.
-    fn start_outgoing(&mut self, transfer: TransferId, impossible: &mut Vec<Purpose>) -> bool {
+    /// False when there is no room for anybody: nobody overtakes who waits for staging slots. `wanted` are the blocks that the
+    /// transfer's receiver has asked for.
+    fn start_outgoing(
+        &mut self,
+        transfer: TransferId,
+        wanted: Option<Range<u32>>,
+        impossible: &mut Vec<Purpose>,
+    ) -> bool {
         let Some(outgoing) = self.outgoing.get_mut(&transfer) else { return true };
+        outgoing.want(wanted);
         loop {
             if let Some((copy, purpose)) = outgoing.next(transfer) {
                 match self.copies.start(copy, purpose) {

@@ -67,6 +67,9 @@ fn cancelled_transfers_wait_for_their_copies() {
     for seed in 1..=10 {
         println!("seed {seed}");
         let (mut world, _) = simulated(&Shape::new(seed, copies), Faults::default());
+        let targets = world.sides[RECEIVER].slots(4);
+        world.expect(1, 0, targets);
+        world.run(5);
         world.push_whole(1, 4);
         world.run(2);
         let in_flight = world.sides[SENDER].staging.in_flight();
@@ -83,7 +86,64 @@ fn cancelled_transfers_wait_for_their_copies() {
         assert!(steps > 1, "the copies took a while");
         let told = std::mem::take(&mut world.sides[SENDER].notices);
         assert!(matches!(told[..], [Notice::Pushed { transfer: 1, complete: false }]), "{told:?}");
-        assert!(world.sides[SENDER].is_clean());
+        world.settle();
+    }
+}
+
+/// Prompts whose receivers never come hold no staging slots: those that are asked for are not kept waiting. Their own slots come
+/// back with their leases.
+#[test]
+fn transfers_that_nobody_asks_for_keep_nobody_waiting() {
+    let shape = Shape { device_slots: 256, ..Shape::new(9, CopyFaults::default()) };
+    let (mut world, _) = simulated(&shape, Faults::default());
+    for transfer in 1..=30 {
+        let slots = world.sides[SENDER].slots(6);
+        for layer in 0..LAYOUT.layers {
+            world.push(transfer, &slots, layer..layer + 1);
+        }
+        world.command(SENDER, Command::PushEnd { transfer });
+    }
+    world.run(20);
+    let sender = &world.sides[SENDER];
+    assert_eq!((sender.host.used_count(), sender.device.used_count()), (0, 180));
+    assert!(!sender.staging.has_backlog(), "nothing to poll for");
+    let targets = world.sides[RECEIVER].slots(9);
+    world.push_whole(99, 9);
+    world.expect(99, 0, targets);
+    let (begun, (slots, outcome)) = (world.now, world.wait());
+    assert_eq!((slots.len(), outcome), (9, Outcome::Complete));
+    assert!(world.now - begun < shape.lease / 4, "{:?}", world.now - begun);
+    world.check(&slots, 99, 0);
+    drop(slots);
+    world.settle();
+    let told = std::mem::take(&mut world.sides[SENDER].notices);
+    let incomplete =
+        told.iter().filter(|notice| matches!(notice, Notice::Pushed { complete: false, .. })).count();
+    assert_eq!((told.len(), incomplete, world.sides[SENDER].counter("leases_expired")), (31, 30, 30));
+}
+
+/// Of a prompt whose beginning the receiver has, the rest is copied.
+#[test]
+fn what_the_receiver_has_is_not_copied() {
+    for is_early in [false, true] {
+        let (mut world, _) = simulated(&Shape::new(11, CopyFaults::default()), Faults::default());
+        let targets = world.sides[RECEIVER].slots(3);
+        if is_early {
+            world.expect(1, 9, targets);
+            world.run(5);
+            world.push_whole(1, 12);
+        } else {
+            world.push_whole(1, 12);
+            world.run(5);
+            world.expect(1, 9, targets);
+        }
+        let (slots, outcome) = world.wait();
+        assert_eq!((slots.len(), outcome), (3, Outcome::Complete));
+        world.check(&slots, 1, 9);
+        drop(slots);
+        world.settle();
+        // Pieces of three blocks, of which the last is wanted.
+        assert_eq!(world.sides[SENDER].staging.copier_mut().copied(), 3, "early {is_early}");
     }
 }
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 IDENTITY_BYTES = 16
 """Bytes of a block's name."""
@@ -168,6 +169,20 @@ class _RailStatistics(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char * 64), *((name, ctypes.c_uint64) for name in _RAIL_COUNTERS)]
 
 
+STAGE_BOUNDS = [16e-6 * 2**index for index in range(23)]
+"""Seconds that the buckets of a stage's times end at; one more bucket has the longer ones."""
+_STAGES_MAX = 16
+
+
+class _StageStatistics(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char * 16),
+        ("sum_us", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("at_most", ctypes.c_uint64 * len(STAGE_BOUNDS)),
+    ]
+
+
 class _Completion(ctypes.Structure):
     _fields_ = [
         ("user", ctypes.c_uint64),
@@ -229,6 +244,7 @@ class Library:
             "handoff_address": [handle, ctypes.c_char_p, size, size_out],
             "handoff_stats": [handle, ctypes.POINTER(_HandOffStatistics), size],
             "handoff_rails": [handle, ctypes.POINTER(_RailStatistics), size, size, size_out],
+            "handoff_stages": [handle, ctypes.POINTER(_StageStatistics), size, size, size_out],
             "poll": [handle, ctypes.POINTER(_Completion), size, ctypes.c_int32, size_out],
         }.items():
             call = getattr(self.calls, f"kvasir_kv_{name}")
@@ -405,6 +421,19 @@ class Store:
         self._library.call("handoff_rails", self._handle, rails, entry, _RAILS_MAX, ctypes.byref(count))
         known = rails[: min(count.value, _RAILS_MAX)]
         return {rail.name.decode(): {name: getattr(rail, name) for name in _RAIL_COUNTERS} for rail in known}
+
+    def stage_times(self) -> dict[str, dict[str, Any]]:
+        """How long the stages of hand-offs took, of those that there were: by their names `seconds` together, `count`, and
+        `at_most`, how many took at most as long as each of `STAGE_BOUNDS`.
+        """
+        stages, count = (_StageStatistics * _STAGES_MAX)(), ctypes.c_size_t()
+        entry = ctypes.sizeof(_StageStatistics)
+        self._library.call("handoff_stages", self._handle, stages, entry, _STAGES_MAX, ctypes.byref(count))
+        known = [stage for stage in stages[: min(count.value, _STAGES_MAX)] if stage.count]
+        return {
+            stage.name.decode(): {"seconds": stage.sum_us / 1e6, "count": stage.count, "at_most": list(stage.at_most)}
+            for stage in known
+        }
 
     @staticmethod
     def _part(

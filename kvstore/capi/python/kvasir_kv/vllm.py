@@ -221,7 +221,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             if time.monotonic() - self._statistics_at >= _STATISTICS_SECONDS:
                 self._statistics_at = time.monotonic()
                 name = worker_name(self._vllm_config)
-                stats.add_store(name, self._working.statistics(), self._working.rail_statistics())
+                working = self._working
+                stats.add_store(name, working.statistics(), working.rail_statistics(), working.stage_times())
         return None if stats.is_empty() else stats
 
     @classmethod

@@ -5,6 +5,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from . import handoff
+from .library import STAGE_BOUNDS
 from .settings import Settings
 
 COUNTERS = {
@@ -42,26 +43,31 @@ STORE = {
 class KvasirStats(KVConnectorStats):
     """Counters add up; of each worker's store the last values hold.
 
-    `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}, "rails": {worker: {rail: {name: value}}}}`.
+    `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}, "rails": {worker: {rail: {name: value}}},
+    "stages": {worker: {stage: times}}}`, with times as `Store.stage_times` has them.
     """
 
     @classmethod
     def of(cls, counters: dict[str, int]) -> "KvasirStats":
         """Stats with these counters."""
-        return cls(data={"counters": counters, "stores": {}, "rails": {}})
+        return cls(data={"counters": counters, "stores": {}, "rails": {}, "stages": {}})
 
     def __post_init__(self) -> None:
         self.data.setdefault("counters", {})
         self.data.setdefault("stores", {})
         self.data.setdefault("rails", {})
+        self.data.setdefault("stages", {})
 
-    def add_store(self, worker: str, values: dict[str, int], rails: dict[str, dict[str, int]]) -> None:
-        """Adds what a worker's store, its hand-offs and their transports count."""
+    def add_store(
+        self, worker: str, values: dict[str, int], rails: dict[str, dict[str, int]], stages: dict[str, dict[str, Any]]
+    ) -> None:
+        """Adds what a worker's store, its hand-offs and their transports count, and how long hand-offs took."""
         self.data["stores"][worker] = {name: values[name] for name in (*STORE, *HANDOFF) if name in values}
         self.data["rails"][worker] = rails
+        self.data["stages"][worker] = stages
 
     def reset(self) -> None:
-        self.data: dict[str, Any] = {"counters": {}, "stores": {}, "rails": {}}
+        self.data: dict[str, Any] = {"counters": {}, "stores": {}, "rails": {}, "stages": {}}
 
     def aggregate(self, other: KVConnectorStats) -> "KvasirStats":
         counters = self.data["counters"]
@@ -69,6 +75,7 @@ class KvasirStats(KVConnectorStats):
             counters[name] = counters.get(name, 0) + count
         self.data["stores"].update(other.data["stores"])
         self.data["rails"].update(other.data.get("rails", {}))
+        self.data["stages"].update(other.data.get("stages", {}))
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -105,9 +112,17 @@ RAIL = {
 }
 
 
+STAGE = {
+    "bucket": "How many times a stage of hand-offs took at most `le` seconds, since the start.",
+    "sum": "Seconds that a stage of hand-offs took together, since the start.",
+    "count": "How many times there was a stage of hand-offs, since the start.",
+}
+
+
 class KvasirMetrics(KVConnectorPromMetrics):
-    """`vllm:kvasir_<counter>_total`; `vllm:kvasir_store_<value>` and `vllm:kvasir_handoff_<value>` for each worker, and
-    `vllm:kvasir_rail_<value>` for each of its transports.
+    """`vllm:kvasir_<counter>_total`; `vllm:kvasir_store_<value>` and `vllm:kvasir_handoff_<value>` for each worker,
+    `vllm:kvasir_rail_<value>` for each of its transports, and `vllm:kvasir_handoff_stage_seconds`, whose buckets, sum and count
+    are gauges: the library has counted them already.
 
     `vllm:kvasir_data_plane` tells gateways by its labels where the first process of each data-parallel rank listens.
     """
@@ -146,6 +161,15 @@ class KvasirMetrics(KVConnectorPromMetrics):
             )
             for name, text in RAIL.items()
         }
+        self._stages = {
+            name: self._gauge_cls(
+                name=f"vllm:kvasir_handoff_stage_seconds_{name}",
+                documentation=text,
+                labelnames=[*self._labelnames, "worker", "stage", *(["le"] if name == "bucket" else [])],
+                multiprocess_mode="mostrecent",
+            )
+            for name, text in STAGE.items()
+        }
 
     def _tell_data_plane(self, vllm_config: Any) -> None:
         settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
@@ -175,3 +199,10 @@ class KvasirMetrics(KVConnectorPromMetrics):
             for rail, values in rails.items():
                 for name, value in values.items():
                     self._rails[name].labels(*labels, worker, rail).set(value)
+        for worker, stages in transfer_stats_data.get("stages", {}).items():
+            for stage, times in stages.items():
+                for bound, count in zip([*STAGE_BOUNDS, float("inf")], [*times["at_most"], times["count"]]):
+                    le = "+Inf" if bound == float("inf") else f"{bound:g}"
+                    self._stages["bucket"].labels(*labels, worker, stage, le).set(count)
+                self._stages["sum"].labels(*labels, worker, stage).set(times["seconds"])
+                self._stages["count"].labels(*labels, worker, stage).set(times["count"])

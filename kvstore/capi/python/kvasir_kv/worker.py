@@ -9,6 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from . import identity
 from .handoff import HeadPartition, Leg
@@ -202,6 +203,14 @@ class Worker:
             return self._store.rail_statistics() if self._handoff is not None else {}
         except StoreError as problem:
             self._failed("rails", str(problem))
+            return {}
+
+    def stage_times(self) -> dict[str, dict[str, Any]]:
+        """How long the stages of hand-offs took; nothing when there are none, or they cannot be asked."""
+        try:
+            return self._store.stage_times() if self._handoff is not None else {}
+        except StoreError as problem:
+            self._failed("stages", str(problem))
             return {}
 
     def close(self) -> None:

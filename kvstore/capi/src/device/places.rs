@@ -3,6 +3,7 @@
 //! The kernels know planes of one shape. Planes are cut into groups of neighbours that have the same, and each group has a
 //! route and a launch of its own; most engines have one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use dataplane_cuda::{BorrowError, Device, DeviceMemory, DeviceSlab};
@@ -53,9 +54,11 @@ fn refused(error: impl std::fmt::Display) -> Failure {
 /// Neighbouring planes of one shape: where the first piece lies in a slot, and the planes on the device.
 pub(crate) struct Group {
     first_byte: u64,
+    /// Bytes of a piece.
     bytes: u32,
-    count: u32,
     tensors: Arc<dataplane_gpu::PagedTensors>,
+    /// Numbers of the planes among all of the tensors.
+    planes: Range<usize>,
 }
 
 impl Places {
@@ -68,18 +71,9 @@ impl Places {
         staging: [&Arc<DeviceSlab>; 2],
         tensors: &PagedTensors,
     ) -> Result<[Self; 2], Failure> {
-        let mut groups = Vec::new();
-        let mut end = HEAD_BYTES_MIN;
-        for planes in tensors.planes().chunk_by(|one, other| one.shape() == other.shape()) {
-            if groups.len() == GROUPS_MAX {
-                let text = format!("more than {} changes of block_stride or block_bytes", GROUPS_MAX - 1);
-                return Err(refused(text));
-            }
-            let first_byte = end as u64;
-            end += planes.len() * planes[0].bytes;
-            // SAFETY: handed on to the caller.
-            groups.push(unsafe { Group::new(device, planes, tensors.blocks(), first_byte) }?);
-        }
+        // SAFETY: handed on to the caller.
+        let groups = unsafe { Group::all(device, tensors, HEAD_BYTES_MIN) }?;
+        let end = HEAD_BYTES_MIN + tensors.planes().iter().map(|plane| plane.bytes).sum::<usize>();
         let [save, load] = staging.map(|staging| Self::within(staging, &groups, end));
         Ok([save?, load?])
     }
@@ -100,20 +94,52 @@ impl Places {
 }
 
 impl Group {
+    /// The groups of all planes, whose pieces lie in a slot from `first_byte` on.
+    ///
+    /// # Safety
+    /// As for [`Places::new`].
+    pub(crate) unsafe fn all(
+        device: &Device,
+        tensors: &PagedTensors,
+        first_byte: usize,
+    ) -> Result<Vec<Self>, Failure> {
+        let (mut groups, mut end, mut number) = (Vec::new(), first_byte, 0);
+        for planes in tensors.planes().chunk_by(|one, other| one.shape() == other.shape()) {
+            if groups.len() == GROUPS_MAX {
+                let text = format!("more than {} changes of block_stride or block_bytes", GROUPS_MAX - 1);
+                return Err(refused(text));
+            }
+            // SAFETY: handed on to the caller.
+            groups.push(unsafe { Self::new(device, planes, number, tensors.blocks(), end as u64) }?);
+            (end, number) = (end + planes.len() * planes[0].bytes, number + planes.len());
+        }
+        Ok(groups)
+    }
+
+    /// Those of its planes that are among these; `None` when there are none.
+    pub(crate) fn part(&self, planes: &Range<usize>) -> Option<Self> {
+        let common = self.planes.start.max(planes.start)..self.planes.end.min(planes.end);
+        let first = common.start.checked_sub(self.planes.start)?;
+        let tensors = self.tensors.part(first..first + common.len())?;
+        let first_byte = self.first_byte + first as u64 * u64::from(self.bytes);
+        Some(Self { first_byte, bytes: self.bytes, tensors: Arc::new(tensors), planes: common })
+    }
+
     /// The way between these planes and slots.
     pub(crate) fn route(&self, slots: &Arc<DeviceSlab>) -> Result<CopyRoute, Failure> {
-        let packed = SlotLayout::new(self.count, 1, 1, self.bytes);
+        let packed = SlotLayout::new(self.planes.len() as u32, 1, 1, self.bytes);
         let layout = SlotLayout { first_byte: self.first_byte, ..packed };
         CopyRoute::new(self.tensors.clone(), slots.clone(), layout, HeadRange::all(1)).map_err(no_route)
     }
 
-    /// `planes` have one shape; their pieces lie in a slot from `first_byte` on.
+    /// `planes` have one shape, and `number` is that of the first.
     ///
     /// # Safety
     /// As for [`Places::new`].
-    pub(crate) unsafe fn new(
+    unsafe fn new(
         device: &Device,
         planes: &[PlaneRange],
+        number: usize,
         blocks: u64,
         first_byte: u64,
     ) -> Result<Self, Failure> {
@@ -139,6 +165,7 @@ impl Group {
             head_stride: inner,
         };
         let tensors = dataplane_gpu::PagedTensors::new(layout, &memory).map_err(no_route)?;
-        Ok(Self { first_byte, bytes: head_bytes, count: planes.len() as u32, tensors: Arc::new(tensors) })
+        let planes = number..number + planes.len();
+        Ok(Self { first_byte, bytes: head_bytes, tensors: Arc::new(tensors), planes })
     }
 }

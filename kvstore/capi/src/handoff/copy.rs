@@ -73,11 +73,7 @@ impl Shape {
     }
 
     /// The planes of these layers, and where the first piece of them lies in a slot.
-    pub(crate) fn planes<'a>(
-        &self,
-        tensors: &'a PagedTensors,
-        layers: Range<u16>,
-    ) -> (&'a [PlaneRange], usize) {
+    fn planes<'a>(&self, tensors: &'a PagedTensors, layers: Range<u16>) -> (&'a [PlaneRange], usize) {
         let planes_each = tensors.planes().len() / usize::from(self.layers);
         let planes =
             &tensors.planes()[usize::from(layers.start) * planes_each..usize::from(layers.end) * planes_each];

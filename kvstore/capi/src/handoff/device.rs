@@ -32,7 +32,7 @@ use crate::lock::lock;
 use crate::queue::Completions;
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
-use crate::tensors::{PagedTensors, PlaneRange};
+use crate::tensors::PagedTensors;
 
 const PUSHES: usize = 0;
 const ARRIVALS: usize = 1;
@@ -163,34 +163,17 @@ impl DeviceCopyThreads {
         shape: &Shape,
         tensors: &PagedTensors,
     ) -> Result<HandOffRoutes, Failure> {
-        let layers = (0..shape.layers).map(|layer| {
-            let (planes, first_byte) = shape.planes(tensors, layer..layer + 1);
-            // SAFETY: handed on to the caller.
-            unsafe { self.routes_of(planes, tensors.blocks(), first_byte) }
-        });
-        let layers = layers.collect::<Result<_, _>>()?;
         // SAFETY: handed on to the caller.
-        let whole = unsafe { self.routes_of(tensors.planes(), tensors.blocks(), 0) }?;
+        let groups = unsafe { Group::all(&self.device, tensors, 0) }?;
+        let whole = groups.iter().map(|group| group.route(&self.memory)).collect::<Result<_, _>>()?;
+        let each = tensors.planes().len() / usize::from(shape.layers);
+        let of_layer = |layer: usize| {
+            let planes = layer * each..(layer + 1) * each;
+            let parts = groups.iter().filter_map(|group| group.part(&planes));
+            parts.map(|part| part.route(&self.memory)).collect::<Result<Vec<_>, _>>()
+        };
+        let layers = (0..usize::from(shape.layers)).map(of_layer).collect::<Result<_, _>>()?;
         Ok(HandOffRoutes { layers, whole })
-    }
-
-    /// # Safety
-    /// As for [`Self::routes`].
-    unsafe fn routes_of(
-        &self,
-        planes: &[PlaneRange],
-        blocks: u64,
-        first_byte: usize,
-    ) -> Result<Vec<CopyRoute>, Failure> {
-        let mut end = first_byte;
-        let alike = planes.chunk_by(|one, other| one.shape() == other.shape());
-        let routes = alike.map(|planes| {
-            let first_byte = end as u64;
-            end += planes.len() * planes[0].bytes;
-            // SAFETY: handed on to the caller.
-            unsafe { Group::new(&self.device, planes, blocks, first_byte) }?.route(&self.memory)
-        });
-        routes.collect()
     }
 
     /// Takes a task; its completion follows, unless these are closed before.
@@ -235,9 +218,9 @@ fn work(
         let done = catch_unwind(AssertUnwindSafe(|| unsafe { task.carry_out(&mut copier) }));
         let outcome = done.unwrap_or_else(|_| {
             copier.is_broken = true;
-            settle(&mut copier.queue);
-            given_up();
-            Err(Failure::new(Status::Panicked, "a bug in a hand-off of a device's tensors"))
+            // The bug may be there too.
+            let _panicked = catch_unwind(AssertUnwindSafe(given_up));
+            Err(panicked())
         });
         completions.complete(user, blocks, outcome);
     }
@@ -246,7 +229,7 @@ fn work(
 /// One thread's stream and kernels.
 struct DeviceCopier {
     queue: KernelQueue,
-    /// A panic may have left kernels behind that were not waited for.
+    /// A panic may have left something behind.
     is_broken: bool,
 }
 
@@ -268,19 +251,32 @@ impl DeviceCopier {
         let pairs: Vec<Pair> =
             (blocks.iter().zip(slots)).map(|(&block, slot)| Pair { block, slot: slot.slot() }).collect();
         let routes: Vec<&CopyRoute> = routes.collect();
-        for pairs in pairs.chunks(ITEMS_MAX) {
-            for routes in routes.chunks(GROUPS_MAX) {
-                let start = |queue: &mut KernelQueue| {
-                    routes.iter().try_for_each(|route| match is_gather {
-                        true => queue.gather(route, pairs, Sums::None, 0),
-                        false => queue.scatter(route, pairs, Sums::None, 0),
-                    })
-                };
-                launch(&mut self.queue, start, |_| {})?;
+        let queue = &mut self.queue;
+        let launched = catch_unwind(AssertUnwindSafe(|| {
+            for pairs in pairs.chunks(ITEMS_MAX) {
+                for routes in routes.chunks(GROUPS_MAX) {
+                    let start = |queue: &mut KernelQueue| {
+                        routes.iter().try_for_each(|route| match is_gather {
+                            true => queue.gather(route, pairs, Sums::None, 0),
+                            false => queue.scatter(route, pairs, Sums::None, 0),
+                        })
+                    };
+                    launch(queue, start, |_| {})?;
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        }));
+        launched.unwrap_or_else(|_| {
+            // Here, where slots and tensors are still held: kernels may be on the stream.
+            self.is_broken = true;
+            settle(&mut self.queue);
+            Err(panicked())
+        })
     }
+}
+
+fn panicked() -> Failure {
+    Failure::new(Status::Panicked, "a bug in a hand-off of a device's tensors")
 }
 
 fn routes(tensors: &InUse) -> Result<&HandOffRoutes, Failure> {

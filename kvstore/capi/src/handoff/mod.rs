@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{SlotPool, SlotRef};
 use dataplane_rails::{Addresses, RailCounters};
 use dataplane_transfer::{
-    Command, Notice, Outcome as Arrival, TransferCounters, TransferId, TransferService,
+    BOUNDS, Command, Notice, Outcome as Arrival, StageSnapshot, TransferCounters, TransferId, TransferService,
 };
 
 pub(crate) use copy::Shape;
@@ -145,6 +145,38 @@ impl RailStatistics {
             nanoseconds_per_kib: 0,
             is_slow: 0,
         }
+    }
+}
+
+/// Bytes of a stage's name in [`StageStatistics`], the final 0 included.
+pub const STAGE_NAME_BYTES: usize = 16;
+
+/// How long one stage of hand-offs took, `kvasir_kv_stage_statistics` in C. Fields are only ever appended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageStatistics {
+    /// As [`dataplane_transfer::Stage::name`] has it, with a final 0.
+    pub name: [u8; STAGE_NAME_BYTES],
+    /// All times together, in microseconds.
+    pub sum_us: u64,
+    /// How many there were.
+    pub count: u64,
+    /// How many were at most 16 µs times two to the power of the index.
+    pub at_most: [u64; BOUNDS],
+}
+
+impl From<StageSnapshot> for StageStatistics {
+    fn from(snapshot: StageSnapshot) -> Self {
+        let mut name = [0; STAGE_NAME_BYTES];
+        let text = snapshot.stage.name().as_bytes();
+        let known = text.len().min(STAGE_NAME_BYTES - 1);
+        name[..known].copy_from_slice(&text[..known]);
+        let mut at_most = [0; BOUNDS];
+        for (to, (_, count)) in at_most.iter_mut().zip(&snapshot.cumulative) {
+            *to = *count;
+        }
+        let count = snapshot.cumulative.last().map_or(0, |(_, count)| *count);
+        Self { name, sum_us: snapshot.sum_us, count, at_most }
     }
 }
 
@@ -267,6 +299,11 @@ impl HandOffs {
             received_staged: value("received_staged"),
             slots: self.pool.slot_count() as u64,
         }
+    }
+
+    /// How long the stages took, the receiver's first.
+    pub(crate) fn stages(&self) -> Vec<StageStatistics> {
+        self.counters.stages.snapshot().into_iter().map(StageStatistics::from).collect()
     }
 
     /// Counters of each transport, in the order in which they were opened.

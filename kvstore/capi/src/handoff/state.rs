@@ -123,6 +123,10 @@ impl Pushed {
 
     /// A push is copied, or was not. Returns those whose turn has come, in their order.
     pub(super) fn end(&mut self, number: u64, copied: Option<Copied>) -> Vec<Copied> {
+        // A push that panicked is given up wherever it was: it may have been told of already.
+        if number < self.turn || self.copied.contains_key(&number) {
+            return Vec::new();
+        }
         self.copying -= 1;
         self.copied.insert(number, copied);
         let mut ready = Vec::new();
@@ -160,6 +164,7 @@ mod tests {
         assert!(end(3, copied(3)).is_empty());
         // A push that could not be copied keeps no other waiting.
         assert_eq!(end(1, None), [2, 3]);
+        assert!(end(1, copied(1)).is_empty(), "told twice, counted once");
         assert_eq!(pushed.copying, 0);
     }
 

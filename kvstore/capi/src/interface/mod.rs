@@ -14,7 +14,8 @@ pub use blocks::{kvasir_kv_delete, kvasir_kv_get, kvasir_kv_match, kvasir_kv_put
 pub use boundary::{Handle, kvasir_kv_last_error, kvasir_kv_strerror, kvasir_kv_version};
 pub use handoff::{
     HandOff, kvasir_kv_cancel_handoff, kvasir_kv_decline_handoff, kvasir_kv_end_handoff,
-    kvasir_kv_handoff_address, kvasir_kv_handoff_rails, kvasir_kv_handoff_stats, kvasir_kv_submit_handoff,
+    kvasir_kv_handoff_address, kvasir_kv_handoff_rails, kvasir_kv_handoff_stages, kvasir_kv_handoff_stats,
+    kvasir_kv_submit_handoff,
 };
 pub(crate) use opening::open_with;
 pub use opening::{kvasir_kv_close, kvasir_kv_open, kvasir_kv_open_file};

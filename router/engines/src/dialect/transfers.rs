@@ -144,18 +144,21 @@ pub(super) fn reports(text: &str, names: &Names) -> Vec<TransferReport> {
             }
         }
     }
-    // Only the reference engine tells its stages, and it has one rank.
-    if let Some(report) = reports.first_mut() {
-        report.stages = stages(text, &format!("{}stage_seconds", names.prefix));
+    for (rank, stages) in stages(text, &format!("{}stage_seconds", names.prefix)) {
+        if let Some(report) = reports.get_mut(rank) {
+            report.stages = stages;
+        }
     }
     reports
 }
 
-fn of_rank<'a>(reports: &'a mut Vec<TransferReport>, sample: &Sample<'_>) -> Option<&'a mut TransferReport> {
+fn rank_of(sample: &Sample<'_>) -> Option<usize> {
     let rank = sample.label("engine").and_then(|rank| rank.parse().ok()).unwrap_or(0_usize);
-    if rank >= RANKS_MAX {
-        return None;
-    }
+    (rank < RANKS_MAX).then_some(rank)
+}
+
+fn of_rank<'a>(reports: &'a mut Vec<TransferReport>, sample: &Sample<'_>) -> Option<&'a mut TransferReport> {
+    let rank = rank_of(sample)?;
     if reports.len() <= rank {
         reports.resize_with(rank + 1, TransferReport::default);
     }
@@ -174,43 +177,64 @@ fn of_rail<'a>(report: &'a mut TransferReport, name: &str) -> Option<&'a mut Rai
     rails.last_mut()
 }
 
-/// Histograms by stage, out of Prometheus' cumulative buckets. One whose bounds or counts do not rise is left out.
-fn stages(text: &str, name: &str) -> Vec<StageReport> {
-    let mut buckets: BTreeMap<&str, Vec<(f64, u64)>> = BTreeMap::new();
-    let mut order: Vec<&str> = Vec::new();
-    let bucket_name = format!("{name}_bucket");
-    for sample in samples(text, &bucket_name) {
-        let Some((stage, le)) = sample.label("stage").zip(sample.label("le")) else { continue };
-        let le = if le == "+Inf" { Some(f64::INFINITY) } else { le.parse().ok() };
-        let Some(le) = le.filter(|le: &f64| *le > 0.0 && stage.len() <= NAME_BYTES_MAX) else { continue };
-        if !buckets.contains_key(stage) {
-            if order.len() == STAGES_MAX {
+/// Times of one stage of one rank while they are read: cumulative counts by the bits of their bounds, which rise as the positive
+/// numbers do.
+#[derive(Default)]
+struct Buckets {
+    cumulative: BTreeMap<u64, u64>,
+    sum: f64,
+}
+
+/// Histograms by rank and stage, out of Prometheus' cumulative buckets, each the sum over the rank's processes. One whose counts do
+/// not rise, or that has no last bucket, is left out.
+fn stages(text: &str, name: &str) -> BTreeMap<usize, Vec<StageReport>> {
+    let mut found: BTreeMap<usize, Vec<(&str, Buckets)>> = BTreeMap::new();
+    for (suffix, is_bucket) in [("_bucket", true), ("_sum", false)] {
+        let sample_name = format!("{name}{suffix}");
+        for sample in samples(text, &sample_name) {
+            let Some((rank, stage)) = rank_of(&sample).zip(sample.label("stage")) else { continue };
+            let of_rank = found.entry(rank).or_default();
+            let index = of_rank.iter().position(|(known, _)| *known == stage);
+            let index = match index {
+                Some(index) => index,
+                None if of_rank.len() == STAGES_MAX || stage.len() > NAME_BYTES_MAX => continue,
+                None => {
+                    of_rank.push((stage, Buckets::default()));
+                    of_rank.len() - 1
+                }
+            };
+            let buckets = &mut of_rank[index].1;
+            if !is_bucket {
+                buckets.sum += sample.value;
                 continue;
             }
-            order.push(stage);
-        }
-        let of_stage = buckets.entry(stage).or_default();
-        if of_stage.len() <= BOUNDS_MAX {
-            of_stage.push((le, sample.value as u64));
+            let le = sample.label("le").and_then(|le| match le {
+                "+Inf" => Some(f64::INFINITY),
+                le => le.parse().ok(),
+            });
+            let Some(le) = le.filter(|le: &f64| *le > 0.0).map(f64::to_bits) else { continue };
+            if buckets.cumulative.len() <= BOUNDS_MAX || buckets.cumulative.contains_key(&le) {
+                let count = buckets.cumulative.entry(le).or_default();
+                *count = count.saturating_add(sample.value as u64);
+            }
         }
     }
-    let sum_name = format!("{name}_sum");
-    let sums: BTreeMap<&str, f64> =
-        samples(text, &sum_name).filter_map(|sample| Some((sample.label("stage")?, sample.value))).collect();
-    let histogram = |stage: &str| {
-        let cumulative = buckets.get(stage)?;
-        let rises = cumulative.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
-        if !rises || cumulative.last()?.0.is_finite() {
+    let histogram = |(stage, Buckets { cumulative, sum }): (&str, Buckets)| {
+        let (bounds, totals): (Vec<f64>, Vec<u64>) =
+            cumulative.into_iter().map(|(le, count)| (f64::from_bits(le), count)).unzip();
+        let (last, le) = bounds.split_last()?;
+        if last.is_finite() || !totals.is_sorted() {
             return None;
         }
         let mut before = 0;
-        let counts =
-            cumulative.iter().map(|(_, count)| count - std::mem::replace(&mut before, *count)).collect();
-        let le = cumulative[..cumulative.len() - 1].iter().map(|(le, _)| *le).collect();
-        let sum = sums.get(stage).copied().filter(|sum| sum.is_finite()).unwrap_or(0.0);
-        Some(StageReport { stage: stage.to_owned(), le, counts, sum })
+        let counts = totals.iter().map(|count| count - std::mem::replace(&mut before, *count)).collect();
+        let sum = if sum.is_finite() { sum } else { 0.0 };
+        Some(StageReport { stage: stage.to_owned(), le: le.to_vec(), counts, sum })
     };
-    order.into_iter().filter_map(histogram).collect()
+    found
+        .into_iter()
+        .map(|(rank, stages)| (rank, stages.into_iter().filter_map(histogram).collect()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -257,11 +281,22 @@ mod tests {
                     vllm:kvasir_handoff_bytes_sent{engine=\"1\",worker=\"2\"} 7.0\n\
                     vllm:kvasir_handoff_transfers_completed{engine=\"1\",worker=\"2\"} 1.0\n\
                     vllm:kvasir_rail_block_bytes{engine=\"0\",worker=\"0\",rail=\"shm\"} 10.0\n\
-                    vllm:kvasir_rail_block_bytes{engine=\"0\",worker=\"1\",rail=\"shm\"} 5.0\n";
+                    vllm:kvasir_rail_block_bytes{engine=\"0\",worker=\"1\",rail=\"shm\"} 5.0\n\
+                    vllm:kvasir_handoff_stage_seconds_bucket{engine=\"0\",le=\"+Inf\",stage=\"write\",worker=\"0\"} 3.0\n\
+                    vllm:kvasir_handoff_stage_seconds_bucket{engine=\"0\",le=\"1.6e-05\",stage=\"write\",worker=\"0\"} 1.0\n\
+                    vllm:kvasir_handoff_stage_seconds_bucket{engine=\"0\",le=\"1.6e-05\",stage=\"write\",worker=\"1\"} 2.0\n\
+                    vllm:kvasir_handoff_stage_seconds_bucket{engine=\"0\",le=\"+Inf\",stage=\"write\",worker=\"1\"} 2.0\n\
+                    vllm:kvasir_handoff_stage_seconds_sum{engine=\"0\",stage=\"write\",worker=\"0\"} 0.25\n\
+                    vllm:kvasir_handoff_stage_seconds_sum{engine=\"0\",stage=\"write\",worker=\"1\"} 0.5\n\
+                    vllm:kvasir_handoff_stage_seconds_bucket{engine=\"1\",le=\"+Inf\",stage=\"whole\",worker=\"2\"} 1.0\n";
         let found = reports(text, &VLLM);
         let [first, second] = &found[..] else { panic!("{found:?}") };
         assert_eq!((first.bytes_sent, second.bytes_sent, second.completed), (15, 7, 1));
         assert_eq!((first.rails.len(), first.rails[0].bytes), (1, 15));
+        let write =
+            StageReport { stage: "write".to_owned(), le: vec![1.6e-5], counts: vec![3, 2], sum: 0.75 };
+        assert_eq!(first.stages, [write]);
+        assert_eq!((second.stages[0].stage.as_str(), &second.stages[0].counts[..]), ("whole", &[1][..]));
         assert!(reports("vllm:num_requests_running 1\n", &VLLM).is_empty());
     }
 
