@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 
@@ -47,15 +48,30 @@ pub(crate) struct Destination {
     pub(crate) peer: std::net::SocketAddr,
 }
 
+/// Whether a connection has ended, so that its set-up need not be carried out any more: others wait for the thread.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Abandoned(Arc<AtomicBool>);
+
+impl Abandoned {
+    /// Relaxed: whoever sees it too late sets up what is stopped afterwards.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn check(&self) -> Result<(), VerbsError> {
+        if self.0.load(Ordering::Relaxed) { Err(VerbsError::Abandoned) } else { Ok(()) }
+    }
+}
+
 /// A command for the pairs of one connection, with what it needs.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Make both pairs, and bind them to a port.
-    Make(PairParameters),
+    Make(PairParameters, Abandoned),
     /// Bring them to where they can send to the peer.
-    Connect(Pairs<Initialised>, Destination),
+    Connect(Pairs<Initialised>, Destination, Abandoned),
     /// Both at once, where the peer is known already.
-    MakeConnected(PairParameters, Destination),
+    MakeConnected(PairParameters, Destination, Abandoned),
     /// End the work of each pair that can have some.
     Stop([Pair; 2]),
     /// Destroy them.
@@ -66,9 +82,10 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Made(Result<Pairs<Initialised>, VerbsError>),
-    Connected(Result<Pairs<ReadyToSend>, VerbsError>),
+    /// Of a set-up that failed: the pairs, stopped or not, which may hold receives.
+    Connected(Result<Pairs<ReadyToSend>, (VerbsError, [Pair; 2])>),
     /// The pairs, and the error of each that did not go to its error state.
-    Stopped([Pair; 2], Vec<VerbsError>),
+    Stopped([Pair; 2], Vec<String>),
     /// Whether the device gave each of them up.
     Destroyed([bool; 2]),
 }
@@ -198,10 +215,17 @@ fn wake(wakeup: &OwnedFd) {
 impl Command {
     pub(crate) fn run(self) -> Outcome {
         match self {
-            Self::Make(parameters) => Outcome::Made(parameters.make()),
-            Self::Connect(pairs, destination) => Outcome::Connected(destination.connect(pairs)),
-            Self::MakeConnected(parameters, destination) => {
-                Outcome::Connected(parameters.make().and_then(|pairs| destination.connect(pairs)))
+            Self::Make(parameters, abandoned) => {
+                Outcome::Made(abandoned.check().and_then(|()| parameters.make()))
+            }
+            Self::Connect(pairs, destination, abandoned) => Outcome::Connected(match abandoned.check() {
+                Ok(()) => destination.connect(pairs),
+                Err(error) => Err((error, pairs.map(Pair::Initialised))),
+            }),
+            Self::MakeConnected(parameters, destination, abandoned) => {
+                let made = abandoned.check().and_then(|()| parameters.make());
+                let made = made.map_err(|error| (error, [Pair::Absent, Pair::Absent]));
+                Outcome::Connected(made.and_then(|pairs| destination.connect(pairs)))
             }
             Self::Stop(pairs) => {
                 let mut errors = Vec::new();
@@ -229,31 +253,39 @@ impl PairParameters {
 }
 
 impl Destination {
-    fn connect(&self, pairs: Pairs<Initialised>) -> Result<Pairs<ReadyToSend>, VerbsError> {
+    fn connect(&self, pairs: Pairs<Initialised>) -> Result<Pairs<ReadyToSend>, (VerbsError, [Pair; 2])> {
         let connect = |pair: QueuePair<Initialised>, (path, retries): &(Path, Retries)| {
-            pair.ready_to_receive(path, &self.peer)?.ready_to_send(retries, &self.peer)
+            pair.connect(path, retries, &self.peer).map_err(|(error, stopped)| (error, state_of(stopped)))
         };
         let [first, second] = pairs;
-        Ok([connect(first, &self.lanes[0])?, connect(second, &self.lanes[1])?])
+        let first = match connect(first, &self.lanes[0]) {
+            Ok(first) => first,
+            Err((error, first)) => return Err((error, [first, Pair::Initialised(second)])),
+        };
+        match connect(second, &self.lanes[1]) {
+            Ok(second) => Ok([first, second]),
+            Err((error, second)) => Err((error, [Pair::Ready(first), second])),
+        }
+    }
+}
+
+fn state_of(stopped: Stopped) -> Pair {
+    match stopped {
+        Stopped::Failed(pair) => Pair::Failed(pair),
+        Stopped::Destroyed(_) => Pair::Absent,
+        Stopped::Leaked(_) => Pair::Leaked,
     }
 }
 
 /// Ends the work of a pair: flushed by the device, or destroyed, or leaked.
-fn stop(pair: Pair, errors: &mut Vec<VerbsError>) -> Pair {
+fn stop(pair: Pair, errors: &mut Vec<String>) -> Pair {
     let stopped = match pair {
         Pair::Initialised(pair) => pair.fail(),
         Pair::Ready(pair) => pair.fail(),
         other => return other,
     };
-    match stopped {
-        Stopped::Failed(pair) => Pair::Failed(pair),
-        Stopped::Destroyed(error) => {
-            errors.push(error);
-            Pair::Absent
-        }
-        Stopped::Leaked(error) => {
-            errors.push(error);
-            Pair::Leaked
-        }
+    if let Stopped::Destroyed(error) | Stopped::Leaked(error) = &stopped {
+        errors.push(error.to_string());
     }
+    state_of(stopped)
 }

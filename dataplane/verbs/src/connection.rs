@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::PeerId;
 
-use crate::commands::Destination;
+use crate::commands::{Abandoned, Destination};
 use crate::config::VerbsConfig;
 use crate::device::LinkLayer;
 use crate::handshake::Exchange;
@@ -57,8 +57,12 @@ pub(crate) struct Connection {
     pub(crate) peer: PeerId,
     pub(crate) address: SocketAddr,
     pub(crate) is_initiator: bool,
+    /// Whether it counts among those that a peer asked for and that are in the handshake: also after its end, until the command
+    /// for its set-up is back.
+    pub(crate) is_caller: bool,
     /// Whether the user knows of it.
     pub(crate) is_announced: bool,
+    pub(crate) abandoned: Abandoned,
     pub(crate) phase: Phase,
     /// When the phase is over, done or not.
     pub(crate) deadline: Option<Instant>,
@@ -92,7 +96,9 @@ impl Connection {
             peer,
             address,
             is_initiator,
+            is_caller: !is_initiator,
             is_announced: is_initiator,
+            abandoned: Abandoned::default(),
             phase: if is_initiator { Phase::Connecting } else { Phase::Greeting },
             deadline: Some(Instant::now() + config.handshake_timeout),
             ended_at: Instant::now(),
@@ -108,9 +114,9 @@ impl Connection {
         }
     }
 
-    /// Whether a peer asked for it and has not finished the handshake.
-    pub(crate) fn is_calling(&self) -> bool {
-        !self.is_initiator && matches!(self.phase, Phase::Greeting | Phase::Preparing | Phase::Readying)
+    /// Whether it counted among the callers, which it does not any more.
+    pub(crate) fn leave_callers(&mut self) -> bool {
+        std::mem::take(&mut self.is_caller)
     }
 
     pub(crate) fn has_work(&self) -> bool {

@@ -21,6 +21,7 @@ use crate::VerbsError;
 use crate::commands::{Command, Outcome, Pairs};
 use crate::completion::POLL_BATCH;
 use crate::connection::{Connection, Phase};
+use crate::ends::forget_pair;
 use crate::fabric::{Route, VerbsFabric};
 use crate::handshake::{Exchange, Incoming, tune};
 use crate::lane::{Lane, Pair};
@@ -120,7 +121,7 @@ impl VerbsFabric {
     /// The caller that has waited longest without a proof; it has no queue pairs.
     fn oldest_stranger(&self) -> Option<u64> {
         let is_stranger =
-            |connection: &Connection| connection.is_calling() && connection.phase == Phase::Greeting;
+            |connection: &Connection| connection.is_caller && connection.phase == Phase::Greeting;
         let strangers = self.connections.iter().filter(|(_, connection)| is_stranger(connection));
         strangers.map(|(&number, _)| number).min()
     }
@@ -169,9 +170,8 @@ impl VerbsFabric {
             match outcome {
                 Outcome::Made(Ok(pairs)) => self.made(number, pairs),
                 Outcome::Connected(Ok(pairs)) => self.connected(number, pairs),
-                Outcome::Made(Err(error)) | Outcome::Connected(Err(error)) => {
-                    self.set_up_failed(number, &error);
-                }
+                Outcome::Made(Err(error)) => self.set_up_failed(number, &error, [Pair::Absent, Pair::Absent]),
+                Outcome::Connected(Err((error, pairs))) => self.set_up_failed(number, &error, pairs),
                 Outcome::Stopped(pairs, errors) => self.stopped(number, pairs, &errors),
                 Outcome::Destroyed(is_destroyed) => self.destroyed(number, is_destroyed),
             }
@@ -223,18 +223,21 @@ impl VerbsFabric {
         }
     }
 
-    /// The device refused; the pairs are destroyed.
-    fn set_up_failed(&mut self, number: u64, error: &VerbsError) {
+    /// The device refused, or the connection had ended. Pairs that are left are stopped and drained as others are.
+    fn set_up_failed(&mut self, number: u64, error: &VerbsError, pairs: [Pair; 2]) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        for lane in &mut connection.lanes {
-            lane.pair = Pair::Absent;
+        for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
+            lane.pair = pair;
+            self.metrics.queue_pairs_leaked += u64::from(lane.is_leaked());
+            if matches!(lane.pair, Pair::Absent) {
+                forget_pair(&mut self.routes, lane, number);
+            }
         }
-        connection.receives_returned = [true; 2];
-        if !connection.phase.is_end() {
-            self.refuse(number, Refusal::Exhausted);
-            self.begin_end(number, &error.to_string());
+        if connection.phase.is_end() {
+            return self.stop_pairs(number);
         }
-        self.polls_until_control = 0;
+        self.refuse(number, Refusal::Exhausted);
+        self.begin_end(number, &error.to_string());
     }
 
     fn insert(&mut self, connection: Connection) -> Result<(), VerbsError> {
@@ -244,7 +247,7 @@ impl VerbsFabric {
                 VerbsError::System { operation: "epoll_ctl of a handshake".to_owned(), error: errno.into() }
             })?;
         }
-        self.callers += usize::from(connection.is_calling());
+        self.callers += usize::from(connection.is_caller);
         self.connections.insert(number, Box::new(connection));
         self.unsettled += 1;
         Ok(())
@@ -334,7 +337,8 @@ impl VerbsFabric {
                             for lane in &mut connection.lanes {
                                 lane.pair = Pair::InCommand;
                             }
-                            self.submit(number, Command::Make(parameters));
+                            let abandoned = connection.abandoned.clone();
+                            self.submit(number, Command::Make(parameters, abandoned));
                         }
                         Err(error) => return self.begin_end(number, &error.to_string()),
                     }
@@ -395,11 +399,13 @@ impl VerbsFabric {
         let destination = connection.agree(&self.local, hello);
         let command = match connection.lanes.each_mut().map(Lane::take_for_command) {
             [Pair::Initialised(first), Pair::Initialised(second)] => {
-                Command::Connect([first, second], destination)
+                Command::Connect([first, second], destination, connection.abandoned.clone())
             }
             _ => match self.local.pair_parameters() {
-                Ok(parameters) => Command::MakeConnected(parameters, destination),
-                Err(error) => return self.set_up_failed(number, &error),
+                Ok(parameters) => {
+                    Command::MakeConnected(parameters, destination, connection.abandoned.clone())
+                }
+                Err(error) => return self.set_up_failed(number, &error, [Pair::Absent, Pair::Absent]),
             },
         };
         connection.phase = Phase::Preparing;
@@ -424,9 +430,7 @@ impl VerbsFabric {
         if connection.phase != Phase::Readying {
             return;
         }
-        if connection.is_calling() {
-            self.callers -= 1;
-        }
+        self.callers -= usize::from(connection.leave_callers());
         connection.phase = Phase::Established;
         connection.deadline = None;
         connection.is_announced = true;

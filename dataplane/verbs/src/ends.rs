@@ -14,7 +14,6 @@ use dataplane_fabric::Event;
 
 use std::time::Instant;
 
-use crate::VerbsError;
 use crate::commands::Command;
 use crate::connection::Phase;
 use crate::fabric::{Route, VerbsFabric};
@@ -34,9 +33,6 @@ impl VerbsFabric {
         } else {
             self.metrics.handshakes_failed += 1;
         }
-        if connection.is_calling() {
-            self.callers -= 1;
-        }
         connection.phase = Phase::Draining;
         self.polls_until_control = 0;
         connection.reason = format!("{reason} (peer {})", connection.address);
@@ -44,7 +40,9 @@ impl VerbsFabric {
         connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
         // Closing takes it out of epoll as well: nobody else has the descriptor.
         connection.exchange = None;
-        if !connection.is_in_command() {
+        if connection.is_in_command() {
+            connection.abandoned.set();
+        } else {
             self.stop_pairs(number);
         }
     }
@@ -52,7 +50,9 @@ impl VerbsFabric {
     /// Has the work of a connection's pairs ended.
     pub(crate) fn stop_pairs(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        let has_work = |lane: &Lane| matches!(lane.pair, Pair::Initialised(_) | Pair::Ready(_));
+        self.callers -= usize::from(connection.leave_callers());
+        self.polls_until_control = 0;
+        let has_work = |lane: &Lane| !matches!(lane.pair, Pair::Absent | Pair::Leaked);
         if !connection.lanes.iter().any(has_work) {
             // Without pairs there is nothing to wait for.
             connection.receives_returned = [true; 2];
@@ -63,7 +63,7 @@ impl VerbsFabric {
     }
 
     /// The device ends the work of a connection's pairs, or refused and destroyed them, or keeps them.
-    pub(crate) fn stopped(&mut self, number: u64, pairs: [Pair; 2], errors: &[VerbsError]) {
+    pub(crate) fn stopped(&mut self, number: u64, pairs: [Pair; 2], errors: &[String]) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
             lane.pair = pair;
@@ -73,7 +73,7 @@ impl VerbsFabric {
             }
         }
         for error in errors {
-            tracing::warn!(%error, "a queue pair did not go to its error state");
+            tracing::warn!(error, "a queue pair did not go to its error state");
         }
         connection.ended_at = Instant::now();
         connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
@@ -107,6 +107,7 @@ impl VerbsFabric {
     pub(crate) fn finish_end(&mut self, number: u64) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         self.unsettled -= 1;
+        self.callers -= usize::from(connection.leave_callers());
         let is_leaked = connection.lanes.iter().any(Lane::is_leaked);
         for lane in &mut connection.lanes {
             let lost = lane.give_up(&mut self.local.bounce.free, &mut self.events);
@@ -218,7 +219,7 @@ impl VerbsFabric {
 }
 
 /// A pair is gone: its number and its address may be another pair's already.
-fn forget_pair(routes: &mut NumberMap<u32, Route>, lane: &mut Lane, connection: u64) {
+pub(crate) fn forget_pair(routes: &mut NumberMap<u32, Route>, lane: &mut Lane, connection: u64) {
     let is_ours = |route: &Route| route.peer == connection;
     if let Some(pair) = lane.take_identity().filter(|pair| routes.get(pair).is_some_and(is_ours)) {
         routes.remove(&pair);

@@ -86,6 +86,9 @@ pub enum VerbsError {
         /// Its errno.
         error: io::Error,
     },
+    /// A connection ended before its queue pairs were made.
+    #[error("the connection ended before its queue pairs were made")]
+    Abandoned,
     /// A system call outside of verbs failed.
     #[error("{operation}: {error}")]
     System {

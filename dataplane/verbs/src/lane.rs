@@ -311,9 +311,9 @@ impl Lane {
         Ok(Some(std::mem::take(&mut self.assembling).into_boxed_slice()))
     }
 
-    /// Whether the device goes on with a pair that it was told to end.
+    /// Whether the device goes on with a pair that it was told to end; or may, since a command for it never came back.
     pub(crate) fn is_leaked(&self) -> bool {
-        matches!(self.pair, Pair::Leaked)
+        matches!(self.pair, Pair::Leaked | Pair::InCommand)
     }
 
     /// Gives up what was in flight and what waited, when the pair is destroyed. Returns how many work requests had

@@ -101,6 +101,65 @@ pub struct Retries {
     pub reads_as_initiator: u8,
 }
 
+impl Path {
+    /// Those of the step to "ready to receive", and which they are.
+    fn attributes(&self) -> (ffi::QueuePairAttributes, u32) {
+        let attributes = ffi::QueuePairAttributes {
+            state: ffi::QPS_RTR,
+            path_mtu: self.mtu as u32,
+            destination: self.queue_pair,
+            receive_psn: self.psn,
+            reads_as_target: self.reads_as_target,
+            receiver_not_ready_timer: self.receiver_not_ready_timer,
+            address: ffi::AddressAttributes {
+                route: ffi::GlobalRoute {
+                    destination: ffi::Gid { raw: self.gid },
+                    flow_label: 0,
+                    source_gid_index: self.source_gid_index,
+                    hop_limit: self.hop_limit,
+                    traffic_class: self.traffic_class,
+                },
+                destination_lid: self.lid,
+                service_level: self.service_level,
+                is_global: u8::from(self.is_global),
+                port: self.port,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let mask = ffi::QP_STATE
+            | ffi::QP_AV
+            | ffi::QP_PATH_MTU
+            | ffi::QP_DEST_QPN
+            | ffi::QP_RQ_PSN
+            | ffi::QP_MAX_DEST_RD_ATOMIC
+            | ffi::QP_MIN_RNR_TIMER;
+        (attributes, mask)
+    }
+}
+
+impl Retries {
+    /// Those of the step to "ready to send", and which they are.
+    fn attributes(&self) -> (ffi::QueuePairAttributes, u32) {
+        let attributes = ffi::QueuePairAttributes {
+            state: ffi::QPS_RTS,
+            send_psn: self.psn,
+            timeout: self.timeout,
+            retry_count: self.count,
+            receiver_not_ready_retry: self.receiver_not_ready,
+            reads_as_initiator: self.reads_as_initiator,
+            ..Default::default()
+        };
+        let mask = ffi::QP_STATE
+            | ffi::QP_SQ_PSN
+            | ffi::QP_TIMEOUT
+            | ffi::QP_RETRY_CNT
+            | ffi::QP_RNR_RETRY
+            | ffi::QP_MAX_QP_RD_ATOMIC;
+        (attributes, mask)
+    }
+}
+
 #[derive(Debug)]
 struct Handle {
     raw: NonNull<ffi::QueuePair>,
@@ -338,42 +397,30 @@ impl QueuePair<Reset> {
 }
 
 impl QueuePair<Initialised> {
+    /// Both steps at once. A pair that does not make them is stopped: the peer may have sent to it already.
+    pub(crate) fn connect(
+        self,
+        path: &Path,
+        retries: &Retries,
+        peer: &dyn std::fmt::Display,
+    ) -> Result<QueuePair<ReadyToSend>, (VerbsError, Stopped)> {
+        let steps = [(path.attributes(), "ibv_modify_qp(RTR)"), (retries.attributes(), "ibv_modify_qp(RTS)")];
+        for ((attributes, mask), verb) in steps {
+            if let Err(error) = self.modify(attributes, mask, verb, || format!(" to {peer}")) {
+                return Err((error, self.fail()));
+            }
+        }
+        let Self { handle, number, capacity, .. } = self;
+        Ok(QueuePair { handle, number, capacity, state: PhantomData })
+    }
+
     /// Names the peer. `peer` is for the error.
     pub fn ready_to_receive(
         self,
         path: &Path,
         peer: &dyn std::fmt::Display,
     ) -> Result<QueuePair<ReadyToReceive>, VerbsError> {
-        let attributes = ffi::QueuePairAttributes {
-            state: ffi::QPS_RTR,
-            path_mtu: path.mtu as u32,
-            destination: path.queue_pair,
-            receive_psn: path.psn,
-            reads_as_target: path.reads_as_target,
-            receiver_not_ready_timer: path.receiver_not_ready_timer,
-            address: ffi::AddressAttributes {
-                route: ffi::GlobalRoute {
-                    destination: ffi::Gid { raw: path.gid },
-                    flow_label: 0,
-                    source_gid_index: path.source_gid_index,
-                    hop_limit: path.hop_limit,
-                    traffic_class: path.traffic_class,
-                },
-                destination_lid: path.lid,
-                service_level: path.service_level,
-                is_global: u8::from(path.is_global),
-                port: path.port,
-                ..Default::default()
-            },
-            ..Default::default()
-        };
-        let mask = ffi::QP_STATE
-            | ffi::QP_AV
-            | ffi::QP_PATH_MTU
-            | ffi::QP_DEST_QPN
-            | ffi::QP_RQ_PSN
-            | ffi::QP_MAX_DEST_RD_ATOMIC
-            | ffi::QP_MIN_RNR_TIMER;
+        let (attributes, mask) = path.attributes();
         self.step(attributes, mask, "ibv_modify_qp(RTR)", || format!(" to {peer}"))
     }
 }
@@ -385,21 +432,7 @@ impl QueuePair<ReadyToReceive> {
         retries: &Retries,
         peer: &dyn std::fmt::Display,
     ) -> Result<QueuePair<ReadyToSend>, VerbsError> {
-        let attributes = ffi::QueuePairAttributes {
-            state: ffi::QPS_RTS,
-            send_psn: retries.psn,
-            timeout: retries.timeout,
-            retry_count: retries.count,
-            receiver_not_ready_retry: retries.receiver_not_ready,
-            reads_as_initiator: retries.reads_as_initiator,
-            ..Default::default()
-        };
-        let mask = ffi::QP_STATE
-            | ffi::QP_SQ_PSN
-            | ffi::QP_TIMEOUT
-            | ffi::QP_RETRY_CNT
-            | ffi::QP_RNR_RETRY
-            | ffi::QP_MAX_QP_RD_ATOMIC;
+        let (attributes, mask) = retries.attributes();
         self.step(attributes, mask, "ibv_modify_qp(RTS)", || format!(" to {peer}"))
     }
 }

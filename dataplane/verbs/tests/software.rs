@@ -458,6 +458,43 @@ fn slow_commands_delay_nobody_but_their_own_connection() {
     assert!(written > 100, "{written}");
 }
 
+/// At whichever step the set-up fails, on either side: what was made is stopped, drained and destroyed, and nothing is lost.
+#[test]
+fn a_set_up_that_fails_half_way_leaves_nothing() {
+    let (mut two, device_a, device_b) = two(&small());
+    let address = two.b.listening_on().expect("listening").to_string();
+    for (device, other) in [(&device_a, &device_b), (&device_b, &device_a)] {
+        for steps in 0..4 {
+            device.set_faults(Faults { connect_pair_fails_after: Some(steps), ..Faults::default() });
+            let peer = two.a.connect(&address).expect("connect starts");
+            two.until("the failure", |two| {
+                two.seen_a
+                    .iter()
+                    .any(|event| matches!(event, Event::PeerDown { peer: down, .. } if *down == peer))
+            });
+            two.until("both are rid of it", |two| {
+                (two.a.connection_count(), two.b.connection_count()) == (1, 1)
+            });
+            assert_eq!(
+                (device.usage().queue_pairs, other.usage().queue_pairs),
+                (2, 2),
+                "after {steps} steps"
+            );
+            let reason = two.reason_at_a();
+            let is_told = if device.name() == device_a.name() {
+                reason.contains("ibv_modify_qp(RT") && reason.contains("Invalid argument")
+            } else {
+                reason.contains("the peer refuses: Exhausted")
+            };
+            assert!(is_told, "{reason}");
+            two.seen_a.clear();
+        }
+        device.set_faults(Faults::default());
+    }
+    assert_eq!((two.a.metrics().queue_pairs_leaked, two.b.metrics().queue_pairs_leaked), (0, 0));
+    two.write_and_wait(1, 64);
+}
+
 /// Connections that end, and fabrics that go, while their pairs are being made.
 #[test]
 fn an_end_waits_for_the_pairs_that_are_being_made() {
@@ -487,6 +524,14 @@ fn an_end_waits_for_the_pairs_that_are_being_made() {
             "after {pause:?} ms"
         );
     }
+    // Of connections that end before their turn nothing is made: with all commands this would take half a minute.
+    let begun = Instant::now();
+    let peers: Vec<_> = (0..150).map(|_| two.a.connect(&address).expect("connect starts")).collect();
+    let until = Instant::now() + Duration::from_millis(100);
+    two.until("a moment in it", |_| Instant::now() >= until);
+    peers.iter().for_each(|&peer| two.a.disconnect(peer));
+    two.until("all are over", |two| (two.a.connection_count(), two.b.connection_count()) == (1, 1));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     two.seen_a.clear();
     two.write_and_wait(1, 64);
     two.a.connect(&address).expect("connect starts");

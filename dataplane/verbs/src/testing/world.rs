@@ -23,6 +23,8 @@ pub struct Faults {
     pub post_send_fails_after: Option<u32>,
     /// `ibv_create_qp` makes so many more pairs, then returns ENOMEM.
     pub create_pair_fails_after: Option<u32>,
+    /// `ibv_modify_qp` makes so many more steps to "ready to receive" or "ready to send", then returns EINVAL.
+    pub connect_pair_fails_after: Option<u32>,
     /// `ibv_reg_mr` makes so many more regions, then returns ENOMEM.
     pub register_fails_after: Option<u32>,
     /// How long `ibv_create_qp`, `ibv_modify_qp` and `ibv_destroy_qp` take.

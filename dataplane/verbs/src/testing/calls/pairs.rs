@@ -132,6 +132,13 @@ pub(super) unsafe extern "C" fn modify_queue_pair(
     let context = context_of(field!(pair, context));
     take_time(context);
     let mut world = World::lock();
+    if matches!(wanted.state, ffi::QPS_RTR | ffi::QPS_RTS)
+        && world
+            .device_of_context(context)
+            .is_some_and(|device| strikes(&mut device.faults.connect_pair_fails_after))
+    {
+        return Errno::INVAL.raw_os_error();
+    }
     let goes_on = world.device_of_context(context).is_some_and(|device| device.faults.pairs_go_on);
     if goes_on && wanted.state == ffi::QPS_ERR {
         return Errno::IO.raw_os_error();
