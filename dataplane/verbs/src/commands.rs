@@ -48,6 +48,9 @@ pub(crate) struct Destination {
     pub(crate) peer: std::net::SocketAddr,
 }
 
+/// Why pairs were not connected, and what is left of them.
+pub(crate) type NotConnected = (VerbsError, [Pair; 2]);
+
 /// Whether a connection has ended, so that its set-up need not be carried out any more: others wait for the thread.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Abandoned(Arc<AtomicBool>);
@@ -83,7 +86,7 @@ pub(crate) enum Command {
 pub(crate) enum Outcome {
     Made(Result<Pairs<Initialised>, VerbsError>),
     /// Of a set-up that failed: the pairs, stopped or not, which may hold receives.
-    Connected(Result<Pairs<ReadyToSend>, (VerbsError, [Pair; 2])>),
+    Connected(Result<Pairs<ReadyToSend>, Box<NotConnected>>),
     /// The pairs, and the error of each that did not go to its error state.
     Stopped([Pair; 2], Vec<String>),
     /// Whether the device gave each of them up.
@@ -220,11 +223,11 @@ impl Command {
             }
             Self::Connect(pairs, destination, abandoned) => Outcome::Connected(match abandoned.check() {
                 Ok(()) => destination.connect(pairs),
-                Err(error) => Err((error, pairs.map(Pair::Initialised))),
+                Err(error) => Err(Box::new((error, pairs.map(Pair::Initialised)))),
             }),
             Self::MakeConnected(parameters, destination, abandoned) => {
                 let made = abandoned.check().and_then(|()| parameters.make());
-                let made = made.map_err(|error| (error, [Pair::Absent, Pair::Absent]));
+                let made = made.map_err(|error| Box::new((error, [Pair::Absent, Pair::Absent])));
                 Outcome::Connected(made.and_then(|pairs| destination.connect(pairs)))
             }
             Self::Stop(pairs) => {
@@ -253,18 +256,22 @@ impl PairParameters {
 }
 
 impl Destination {
-    fn connect(&self, pairs: Pairs<Initialised>) -> Result<Pairs<ReadyToSend>, (VerbsError, [Pair; 2])> {
-        let connect = |pair: QueuePair<Initialised>, (path, retries): &(Path, Retries)| {
-            pair.connect(path, retries, &self.peer).map_err(|(error, stopped)| (error, state_of(stopped)))
-        };
+    fn connect(&self, pairs: Pairs<Initialised>) -> Result<Pairs<ReadyToSend>, Box<NotConnected>> {
         let [first, second] = pairs;
-        let first = match connect(first, &self.lanes[0]) {
+        let [(first_path, first_retries), (second_path, second_retries)] = &self.lanes;
+        let first = match first.connect(first_path, first_retries, &self.peer) {
             Ok(first) => first,
-            Err((error, first)) => return Err((error, [first, Pair::Initialised(second)])),
+            Err(failure) => {
+                let (error, first) = *failure;
+                return Err(Box::new((error, [state_of(first), Pair::Initialised(second)])));
+            }
         };
-        match connect(second, &self.lanes[1]) {
+        match second.connect(second_path, second_retries, &self.peer) {
             Ok(second) => Ok([first, second]),
-            Err((error, second)) => Err((error, [Pair::Ready(first), second])),
+            Err(failure) => {
+                let (error, second) = *failure;
+                Err(Box::new((error, [Pair::Ready(first), state_of(second)])))
+            }
         }
     }
 }

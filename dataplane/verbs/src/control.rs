@@ -171,7 +171,10 @@ impl VerbsFabric {
                 Outcome::Made(Ok(pairs)) => self.made(number, pairs),
                 Outcome::Connected(Ok(pairs)) => self.connected(number, pairs),
                 Outcome::Made(Err(error)) => self.set_up_failed(number, &error, [Pair::Absent, Pair::Absent]),
-                Outcome::Connected(Err((error, pairs))) => self.set_up_failed(number, &error, pairs),
+                Outcome::Connected(Err(failure)) => {
+                    let (error, pairs) = *failure;
+                    self.set_up_failed(number, &error, pairs);
+                }
                 Outcome::Stopped(pairs, errors) => self.stopped(number, pairs, &errors),
                 Outcome::Destroyed(is_destroyed) => self.destroyed(number, is_destroyed),
             }

@@ -403,11 +403,11 @@ impl QueuePair<Initialised> {
         path: &Path,
         retries: &Retries,
         peer: &dyn std::fmt::Display,
-    ) -> Result<QueuePair<ReadyToSend>, (VerbsError, Stopped)> {
+    ) -> Result<QueuePair<ReadyToSend>, Box<(VerbsError, Stopped)>> {
         let steps = [(path.attributes(), "ibv_modify_qp(RTR)"), (retries.attributes(), "ibv_modify_qp(RTS)")];
         for ((attributes, mask), verb) in steps {
             if let Err(error) = self.modify(attributes, mask, verb, || format!(" to {peer}")) {
-                return Err((error, self.fail()));
+                return Err(Box::new((error, self.fail())));
             }
         }
         let Self { handle, number, capacity, .. } = self;
