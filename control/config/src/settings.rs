@@ -638,6 +638,9 @@ section! {
         /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one. An
         /// address other than loopback is needed for other hosts, which pass over a loopback one.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 0);
+        /// Connections to each peer over one device, each with its own queue pairs: over Ethernet with several ways (ECMP, link
+        /// aggregation) each takes one. Each registers the memory anew and counts as a rail.
+        connections_per_device: u64 = 1, in 1 => 8;
         /// Row of the port's GID table, or `auto`: RoCE v2 with an IPv4 address, else IPv6; row 0 on InfiniBand.
         gid: String = "auto".to_owned();
         /// Partition of the queue pairs by its P_Key, like `0x8001`; `default` is that of the port's first row. Peers in other

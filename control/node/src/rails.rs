@@ -109,6 +109,7 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
         near: parse_near(&settings.rdma.near)?,
         rdma_listen: settings.rdma.listen,
         rdma: verbs_config(settings)?,
+        connections_per_device: settings.rdma.connections_per_device as u16,
         verbs_library: None,
         sources: Vec::new(),
         bond: BondConfig {

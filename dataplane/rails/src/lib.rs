@@ -127,6 +127,9 @@ pub struct RailsConfig {
     pub rdma_listen: SocketAddr,
     /// RDMA.
     pub rdma: VerbsConfig,
+    /// Connections to each peer over one RDMA device, at least 1. Each is a rail of its own, with its own queue pairs and
+    /// registrations: over Ethernet each takes its own way through the network (its own UDP source port).
+    pub connections_per_device: u16,
     /// The library of software devices, for tests; `None` loads libibverbs.
     pub verbs_library: Option<Arc<Library>>,
     /// Further slabs that each RDMA device writes from and reads into; peers cannot reach them.

@@ -12,11 +12,14 @@ use dataplane_memory::Slab;
 use dataplane_shm::{ShmConfig, ShmError, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpCounters, TcpError, TcpFabric};
 use dataplane_topology::{self as topology, Exclusion, Memory, Place, Topology, TopologyError, select_local};
-use dataplane_transfer::{Bond, Rail};
+use dataplane_transfer::{Bond, LINKS_MAX, Rail};
 use dataplane_verbs::{Device, Library, VerbsConfig, VerbsError, VerbsFabric};
 
 use crate::sockets::remove_stale_sockets;
 use crate::{Addresses, RailsConfig, Transport, TransportRequest};
+
+/// Most links to a peer over RDMA: one more is for TCP.
+const RDMA_LINKS_MAX: usize = LINKS_MAX - 1;
 
 /// A transport of any kind.
 type AnyFabric = Box<dyn Fabric + Send>;
@@ -75,6 +78,17 @@ pub enum RailsError {
     /// No device, or devices that cannot be used, with the reason of each.
     #[error("{0}")]
     Devices(String),
+    /// More links to a peer than there can be.
+    #[error(
+        "{devices} RDMA devices with {connections} connections each are more links to a peer than {RDMA_LINKS_MAX} \
+         (rdma.connections_per_device)"
+    )]
+    Links {
+        /// Devices.
+        devices: usize,
+        /// Connections over each.
+        connections: usize,
+    },
     /// A rail has no address at which peers could connect to it.
     #[error("{0}")]
     Address(&'static str),
@@ -182,11 +196,22 @@ impl RailsBuilder<'_> {
         } else {
             self.nearest(&library)?
         };
+        let connections = usize::from(self.config.connections_per_device.max(1));
+        if devices.len() * connections > RDMA_LINKS_MAX {
+            return Err(RailsError::Links { devices: devices.len(), connections });
+        }
         let (mut opened, mut problems) = (Vec::new(), Vec::new());
         for (name, port) in &devices {
-            match self.rail(&library, name, *port, opened.len() as u16) {
-                Ok((fabric, address)) => opened.push((rail_name(name, *port, &devices), fabric, address)),
-                Err(error) => problems.push(format!("{name}: {error}")),
+            for connection in 0..connections {
+                match self.rail(&library, name, *port, opened.len() as u16) {
+                    Ok((fabric, address)) => {
+                        opened.push((rail_name(name, *port, connection, &devices), fabric, address));
+                    }
+                    Err(error) => {
+                        problems.push(format!("{name}: {error}"));
+                        break;
+                    }
+                }
             }
         }
         if opened.is_empty() || (is_named && !problems.is_empty()) {
@@ -259,13 +284,14 @@ impl RailsBuilder<'_> {
     }
 }
 
-/// Name of a rail: the device, and the port where several of the device are used.
-fn rail_name(device: &str, port: Option<u8>, devices: &[(String, Option<u8>)]) -> String {
+/// Name of a rail: the device, the port where several of the device are used, and its number from the second connection on.
+fn rail_name(device: &str, port: Option<u8>, connection: usize, devices: &[(String, Option<u8>)]) -> String {
     let is_one_of_several = devices.iter().filter(|(other, _)| other == device).count() > 1;
-    match port.filter(|_| is_one_of_several) {
+    let name = match port.filter(|_| is_one_of_several) {
         Some(port) => format!("{device}:{port}"),
         None => device.to_owned(),
-    }
+    };
+    if connection == 0 { name } else { format!("{name}/{}", connection + 1) }
 }
 
 /// The RDMA ports that a process of this machine uses where none are named.
@@ -330,8 +356,30 @@ mod tests {
         let devices =
             [("mlx4_0".to_owned(), Some(1)), ("mlx4_0".to_owned(), Some(2)), ("mlx5_0".to_owned(), Some(1))];
         let names: Vec<String> =
-            devices.iter().map(|(device, port)| rail_name(device, *port, &devices)).collect();
+            devices.iter().map(|(device, port)| rail_name(device, *port, 0, &devices)).collect();
         assert_eq!(names, ["mlx4_0:1", "mlx4_0:2", "mlx5_0"]);
+    }
+
+    #[test]
+    fn several_connections_over_one_device_are_rails_of_their_own() {
+        let (device, other) = (SoftwareDevice::new(), SoftwareDevice::new());
+        let of = |devices: &[&SoftwareDevice], connections_per_device| RailsConfig {
+            transports: vec![TransportRequest { transport: Transport::Rdma, is_named: true }],
+            devices: devices.iter().map(|device| device.name().to_owned()).collect(),
+            connections_per_device,
+            verbs_library: Some(SoftwareDevice::library()),
+            ..config(PeerRole::Worker)
+        };
+        let rails = open(&of(&[&device, &other], 3), &slab()).expect("opens");
+        let [first, second] = [&device, &other].map(SoftwareDevice::name);
+        let names = [first, second].map(|name| [name.to_owned(), format!("{name}/2"), format!("{name}/3")]);
+        assert_eq!(
+            rails.names,
+            names.concat().iter().map(|name| format!("RDMA over {name}")).collect::<Vec<_>>()
+        );
+        assert_eq!((rails.address.rdma.len(), device.usage().contexts), (6, 3));
+        let refused = open(&of(&[&device, &other], 8), &slab()).err().expect("too many").to_string();
+        assert!(refused.contains("2 RDMA devices with 8 connections each are more links"), "{refused}");
     }
 
     fn config(role: PeerRole) -> RailsConfig {
@@ -349,6 +397,7 @@ mod tests {
             near: None,
             rdma_listen: loopback,
             rdma: VerbsConfig::default(),
+            connections_per_device: 1,
             verbs_library: None,
             sources: Vec::new(),
             bond: BondConfig::default(),

@@ -50,6 +50,7 @@ impl Node {
             near: None,
             rdma_listen: loopback,
             rdma: VerbsConfig::default(),
+            connections_per_device: 1,
             verbs_library: None,
             sources: Vec::new(),
             bond: BondConfig::default(),

@@ -58,7 +58,7 @@ const SAY_AGAIN_AFTER: Duration = Duration::from_millis(250);
 /// Strangers that may wait to be greeted.
 const STRANGERS_MAX: usize = 1024;
 /// Links of one peer.
-const LINKS_MAX: usize = 16;
+pub const LINKS_MAX: usize = 16;
 /// What did not fit into a rail's queue is tried again after this.
 const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
 

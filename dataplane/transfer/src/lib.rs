@@ -42,7 +42,7 @@ mod terms;
 mod timers;
 mod wire;
 
-pub use bond::{Bond, BondConfig, BondCounters, Rail};
+pub use bond::{Bond, BondConfig, BondCounters, LINKS_MAX, Rail};
 pub use config::Limits;
 pub use dataplane_fabric::cores::Cores;
 pub use dataplane_fabric::wait::{ThreadPolicy, WaitPolicy};

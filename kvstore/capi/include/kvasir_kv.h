@@ -161,6 +161,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *       devices = []              # by name; empty: those nearest to the memory that `near` names
  *       near = "auto"             # "gpu0", a PCI address, "host", "host:1"; "auto": this process's GPU, else its processors
  *       listen = "127.0.0.1:0"    # where peers connect; with a port each further device takes the next one
+ *       connections_per_device = 1 # to each peer, each with its own queue pairs: 1 to 8
  *       gid = "auto"              # row of the port's GID table
  *       partition = "default"     # P_Key, like "0x8001"
  *       traffic_class = 0         # of RoCE packets: the DSCP times four

@@ -268,6 +268,8 @@ pub(crate) struct RdmaSettings {
     pub(crate) near: String,
     /// Where peers connect to make queue pairs.
     pub(crate) listen: SocketAddr,
+    /// Connections to each peer over one device, each with its own queue pairs. 1 to 8.
+    pub(crate) connections_per_device: u64,
     /// Row of the port's GID table, or `auto`.
     pub(crate) gid: String,
     /// Partition by its P_Key, or `default`.
@@ -359,6 +361,7 @@ impl Default for RdmaSettings {
             devices: Vec::new(),
             near: "auto".to_owned(),
             listen: LOOPBACK,
+            connections_per_device: 1,
             gid: "auto".to_owned(),
             partition: "default".to_owned(),
             traffic_class: 0,
@@ -450,6 +453,7 @@ impl Settings {
             ("queue.depth", queue.depth as u64, 1, 65_536),
             ("device.ordinal", device.ordinal, 0, 255),
             ("transfer.layers", transfer.layers, 1, 4096),
+            ("rdma.connections_per_device", self.rdma.connections_per_device, 1, 8),
             ("transfer.rows", transfer.rows, 1, 1 << 20),
             ("transfer.first_head", transfer.first_head, 0, 65_535),
             ("transfer.heads", transfer.heads, 1, 65_535),

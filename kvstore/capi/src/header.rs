@@ -47,7 +47,7 @@ fn the_header_has_the_defaults_of_hand_offs() {
     let text: String = lines.map(|line| format!("{line}\n")).collect();
     assert_eq!(
         text.matches(" = ").count(),
-        21,
+        22,
         "a key that the library does not have, or one too few: {text}"
     );
     let settings = Settings::parse(&text).expect("valid");

@@ -242,7 +242,7 @@ fn nothing() -> HandOff {
 }
 
 fn direct(card: &SoftwareDevice, more: &str) -> String {
-    let rdma = format!("[rdma]\ndevices = [{:?}]\n", card.name());
+    let rdma = format!("[rdma]\ndevices = [{:?}]\nconnections_per_device = 2\n", card.name());
     configuration("rdma", &format!("{ON_DEVICE}direct = true\n"), &format!("{more}{rdma}"))
 }
 

@@ -7,7 +7,7 @@ A gateway asks both engines of a prompt at once and tells each its leg in `kv_tr
 
 `ADDRESS` is where the first one's library listens: `host`, and `shm`, `tcp` and `rdma` as far as they are on, and `processes`,
 its workers for each data-parallel rank. Process `n` of an engine, counted over all ranks, listens on the ports of process 0
-plus `n`, and so is its socket named. The prompt's blocks are with the processes from `P` on.
+plus `n` (of RDMA plus `n` times as many as process 0 has), and so is its socket named. The prompt's blocks are with the processes from `P` on.
 
 Processes share out a model's heads. Where the two engines do so differently (`R` processes receive), each pair of processes
 with heads in common has a transfer of its own, whose number follows from `N` and their two ranks.
@@ -74,7 +74,8 @@ class DataPlaneAddress:
             self.host,
             shm,
             _with_port_offset(self.tcp, number) if self.tcp else None,
-            tuple(_with_port_offset(address, number) for address in self.rdma),
+            # Each process has as many addresses of RDMA as process 0.
+            tuple(_with_port_offset(address, number * len(self.rdma)) for address in self.rdma),
             self.processes,
         )
 
@@ -177,7 +178,7 @@ def place(transfer: Mapping[str, Any], rdma: Mapping[str, Any], processes: int) 
         host(folder),
         socket if kind in ("auto", "shm") else None,
         listen if kind in ("auto", "tcp") else None,
-        (rails,) if rails and kind in ("auto", "rdma") else (),
+        _rails(rails, rdma) if rails and kind in ("auto", "rdma") else (),
         processes,
     )
 
@@ -195,8 +196,20 @@ def sections(
         own["listen"] = _with_port_offset(listen, number)
         own["socket_name"] = socket_name(port + number)
     if rails.get("listen"):
-        rails["listen"] = _with_port_offset(str(rails["listen"]), number)
+        rails["listen"] = _with_port_offset(str(rails["listen"]), number * _connections(rdma))
     return own, rails
+
+
+def _connections(rdma: Mapping[str, Any]) -> int:
+    count = rdma.get("connections_per_device", 1)
+    return count if _is_number(count, 9) and count > 0 else 1
+
+
+def _rails(listen: str, rdma: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a process's connections over its device are made: with a port each further one takes the next."""
+    if port_of(listen) == 0:
+        return (listen,)
+    return tuple(_with_port_offset(listen, at) for at in range(_connections(rdma)))
 
 
 def socket_name(port: int) -> str:

@@ -144,6 +144,7 @@ pub(crate) fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> 
         near: parse_near(&rdma.near).map_err(|error| configuration(&error))?,
         rdma_listen: rdma.listen,
         rdma: verbs,
+        connections_per_device: rdma.connections_per_device as u16,
         verbs_library: None,
         sources: Vec::new(),
         bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },

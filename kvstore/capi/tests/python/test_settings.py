@@ -4,7 +4,7 @@ import os
 import tempfile
 import unittest
 
-from kvasir_kv import identity
+from kvasir_kv import handoff, identity
 from kvasir_kv.library import Library, Store
 from kvasir_kv.settings import Settings, SettingsError
 
@@ -34,6 +34,18 @@ class Configuration(unittest.TestCase):
             "[queue]\ndepth = 4096",
         ):
             self.assertIn(line, text)
+
+    def test_several_connections_over_a_card_take_ports_of_their_own(self) -> None:
+        transfer = {"listen": "10.0.0.1:7400", "transport": "rdma"}
+        rdma = {"listen": "10.0.1.1:8000", "devices": ["mlx5_0"], "connections_per_device": 3}
+        first = handoff.place(transfer, rdma, 4)
+        self.assertEqual(first.rdma, ("10.0.1.1:8000", "10.0.1.1:8001", "10.0.1.1:8002"))
+        settings = Settings.parse({"store": {"transfer": transfer, "rdma": rdma}})
+        for process in (0, 1, 3):
+            ports = [8000 + 3 * process + at for at in range(3)]
+            self.assertEqual(first.of_process(process).rdma, tuple(f"10.0.1.1:{port}" for port in ports))
+            # The library takes the following ones by itself.
+            self.assertIn(f'listen = "10.0.1.1:{ports[0]}"', settings.toml(4096, "x", process=process))
 
     def test_the_device_of_the_tensors_is_filled_in(self) -> None:
         slot = '[store]\nslot = "4096 B"\n'
