@@ -231,7 +231,6 @@ impl VerbsFabric {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
             lane.pair = pair;
-            self.metrics.queue_pairs_leaked += u64::from(lane.is_leaked());
             if matches!(lane.pair, Pair::Absent) {
                 forget_pair(&mut self.routes, lane, number);
             }

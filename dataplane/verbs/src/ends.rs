@@ -67,7 +67,6 @@ impl VerbsFabric {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         for (lane, pair) in connection.lanes.iter_mut().zip(pairs) {
             lane.pair = pair;
-            self.metrics.queue_pairs_leaked += u64::from(lane.is_leaked());
             if matches!(lane.pair, Pair::Absent) {
                 forget_pair(&mut self.routes, lane, number);
             }
@@ -97,7 +96,6 @@ impl VerbsFabric {
         for (lane, is_gone) in connection.lanes.iter_mut().zip(is_destroyed) {
             if lane.is_in_command() {
                 lane.pair = if is_gone { Pair::Absent } else { Pair::Leaked };
-                self.metrics.queue_pairs_leaked += u64::from(!is_gone);
             }
         }
         self.finish_end(number);
@@ -108,14 +106,15 @@ impl VerbsFabric {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         self.unsettled -= 1;
         self.callers -= usize::from(connection.leave_callers());
-        let is_leaked = connection.lanes.iter().any(Lane::is_leaked);
+        let leaked = connection.lanes.iter().filter(|lane| lane.is_leaked()).count();
+        self.metrics.queue_pairs_leaked += leaked as u64;
         for lane in &mut connection.lanes {
             let lost = lane.give_up(&mut self.local.bounce.free, &mut self.events);
             self.metrics.outstanding -= lost;
             forget_pair(&mut self.routes, lane, number);
         }
         let reason = std::mem::take(&mut connection.reason);
-        if is_leaked {
+        if leaked > 0 {
             let device = self.local.device.name();
             tracing::error!(
                 device,
@@ -139,7 +138,6 @@ impl VerbsFabric {
             let Some(connection) = self.connections.get_mut(&number) else { continue };
             for lane in connection.lanes.iter_mut().filter(|lane| lane.is_in_command()) {
                 lane.pair = Pair::Leaked;
-                self.metrics.queue_pairs_leaked += 1;
             }
         }
         self.end_all("the thread that makes and destroys queue pairs panicked");

@@ -11,13 +11,15 @@
 //! first of its transfers.
 //!
 //! Threads: blocks of host memory are copied by the threads of the [`crate::queue`], those of a device by two threads of
-//! [`device`]; the service has a thread of its own. A call takes a
-//! lock for a moment, and waits only while the service has 16,384 commands to take.
+//! [`device`]; the service has a thread of its own. A call takes a lock for a moment, and waits only while the service has
+//! 16,384 commands to take.
 
 mod copy;
 mod device;
 mod open;
 mod state;
+mod statistics;
+mod task;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, RwLock};
@@ -26,15 +28,17 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{SlotPool, SlotRef};
 use dataplane_rails::{Addresses, RailCounters};
 use dataplane_transfer::{
-    BOUNDS, Command, Notice, Outcome as Arrival, StageSnapshot, TransferCounters, TransferId, TransferService,
+    Command, Notice, Outcome as Arrival, TransferCounters, TransferId, TransferService,
 };
 
 pub(crate) use copy::Shape;
-use copy::{BlockCopier, HostCopier};
 use device::DeviceCopyThreads;
 pub(crate) use device::{DeviceParts, HandOffRoutes};
 pub(crate) use open::rails_config;
 use state::{Copied, Expected, Pushed, Transfers};
+pub use statistics::{HandOffStatistics, RAIL_NAME_BYTES, RailStatistics, STAGE_NAME_BYTES, StageStatistics};
+pub(crate) use task::CopyTask;
+use task::Task;
 
 use crate::device::DeviceEvent;
 use crate::lock::lock;
@@ -74,109 +78,6 @@ impl From<Arrival> for Ending {
             Arrival::Deadline => Self::Deadline,
             Arrival::Refused | Arrival::Duplicate | Arrival::DeviceFailed => Self::Refused,
         }
-    }
-}
-
-/// Counters of hand-offs, `kvasir_kv_handoff_statistics` in C. Fields are only ever appended.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HandOffStatistics {
-    /// Blocks that were received and verified.
-    pub blocks_received: u64,
-    /// Transfers that were received whole.
-    pub transfers_completed: u64,
-    /// Transfers that ended with blocks missing.
-    pub transfers_incomplete: u64,
-    /// Transfers that either side cancelled.
-    pub transfers_cancelled: u64,
-    /// Transfers whose receiver never came.
-    pub leases_expired: u64,
-    /// Connections that ended.
-    pub peers_lost: u64,
-    /// Bytes that were written to peers.
-    pub bytes_sent: u64,
-    /// Pieces whose checksum did not match.
-    pub checksum_failures: u64,
-    /// Slots in use now.
-    pub slots_used: u64,
-    /// Transfers whose blocks a network card read in a device's memory.
-    pub sent_directly: u64,
-    /// Transfers whose blocks went from a device's memory through the host's.
-    pub sent_staged: u64,
-    /// Transfers whose blocks a network card wrote to a device's memory.
-    pub received_directly: u64,
-    /// Transfers whose blocks came to a device's memory through the host's.
-    pub received_staged: u64,
-    /// Blocks for which there are slots.
-    pub slots: u64,
-}
-
-/// Bytes of a rail's name in [`RailStatistics`], the final 0 included.
-pub const RAIL_NAME_BYTES: usize = 64;
-
-/// Counters of one transport of hand-offs, `kvasir_kv_rail_statistics` in C. Fields are only ever appended.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RailStatistics {
-    /// `shm`, `tcp` or `rdma DEVICE`, UTF-8 with a final 0; longer names are cut.
-    pub name: [u8; RAIL_NAME_BYTES],
-    /// Bytes of blocks that it was given to write or read.
-    pub block_bytes: u64,
-    /// Slices posted again because a connection had failed.
-    pub slices_retried: u64,
-    /// Connections that ended while their peer went on over others.
-    pub links_failed: u64,
-    /// Time for a KiB, queue included, smoothed; 0 where no peer has several rails.
-    pub nanoseconds_per_kib: u64,
-    /// 1 while it takes 3 times as long for a KiB as the best one of equal preference.
-    pub is_slow: u64,
-}
-
-impl RailStatistics {
-    fn named(name: &str) -> Self {
-        let mut bytes = [0; RAIL_NAME_BYTES];
-        let cut = &name[..name.floor_char_boundary(RAIL_NAME_BYTES - 1)];
-        bytes[..cut.len()].copy_from_slice(cut.as_bytes());
-        Self {
-            name: bytes,
-            block_bytes: 0,
-            slices_retried: 0,
-            links_failed: 0,
-            nanoseconds_per_kib: 0,
-            is_slow: 0,
-        }
-    }
-}
-
-/// Bytes of a stage's name in [`StageStatistics`], the final 0 included.
-pub const STAGE_NAME_BYTES: usize = 16;
-
-/// How long one stage of hand-offs took, `kvasir_kv_stage_statistics` in C. Fields are only ever appended.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StageStatistics {
-    /// As [`dataplane_transfer::Stage::name`] has it, with a final 0.
-    pub name: [u8; STAGE_NAME_BYTES],
-    /// All times together, in microseconds.
-    pub sum_us: u64,
-    /// How many there were.
-    pub count: u64,
-    /// How many were at most 16 µs times two to the power of the index.
-    pub at_most: [u64; BOUNDS],
-}
-
-impl From<StageSnapshot> for StageStatistics {
-    fn from(snapshot: StageSnapshot) -> Self {
-        let mut name = [0; STAGE_NAME_BYTES];
-        let text = snapshot.stage.name().as_bytes();
-        let known = text.len().min(STAGE_NAME_BYTES - 1);
-        name[..known].copy_from_slice(&text[..known]);
-        let mut at_most = [0; BOUNDS];
-        for (to, (_, count)) in at_most.iter_mut().zip(&snapshot.cumulative) {
-            *to = *count;
-        }
-        let count = snapshot.cumulative.last().map_or(0, |(_, count)| *count);
-        Self { name, sum_us: snapshot.sum_us, count, at_most }
     }
 }
 
@@ -232,26 +133,6 @@ pub(crate) struct HandOffs {
     service: RwLock<Option<TransferService>>,
 }
 
-/// One copy of a hand-off, for the thread that carries it out.
-#[derive(Debug)]
-pub(crate) struct CopyTask {
-    handoffs: Arc<HandOffs>,
-    task: Task,
-}
-
-#[derive(Debug)]
-enum Task {
-    /// With its number among those of its hand-off.
-    Push(Push, u64),
-    Arrived {
-        tensors: InUse,
-        blocks: Vec<u64>,
-        slots: Vec<SlotRef>,
-        ending: Ending,
-        event: DeviceEvent,
-    },
-}
-
 impl std::fmt::Debug for HandOffs {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("HandOffs").field("shape", &self.shape).finish_non_exhaustive()
@@ -275,59 +156,6 @@ impl HandOffs {
     /// The layers that tensors must have.
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
-    }
-
-    /// Counters since the start.
-    pub(crate) fn statistics(&self) -> HandOffStatistics {
-        let counted = self.counters.snapshot();
-        let staged = self.staging_pool.as_ref().map_or(0, |pool| pool.used_count());
-        let value =
-            |name: &str| counted.iter().find(|(known, ..)| *known == name).map_or(0, |(.., value)| *value);
-        HandOffStatistics {
-            blocks_received: value("blocks_received"),
-            transfers_completed: value("completed"),
-            transfers_incomplete: value("incomplete"),
-            transfers_cancelled: value("cancelled"),
-            leases_expired: value("leases_expired"),
-            peers_lost: value("peers_lost"),
-            bytes_sent: value("bytes_sent"),
-            checksum_failures: value("checksum_failures"),
-            slots_used: (self.pool.used_count() + staged) as u64,
-            sent_directly: value("sent_directly"),
-            sent_staged: value("sent_staged"),
-            received_directly: value("received_directly"),
-            received_staged: value("received_staged"),
-            slots: self.pool.slot_count() as u64,
-        }
-    }
-
-    /// How long the stages took, the receiver's first.
-    pub(crate) fn stages(&self) -> Vec<StageStatistics> {
-        self.counters.stages.snapshot().into_iter().map(StageStatistics::from).collect()
-    }
-
-    /// Counters of each transport, in the order in which they were opened.
-    pub(crate) fn rails(&self) -> Vec<RailStatistics> {
-        let mut rails: Vec<(&str, RailStatistics)> = Vec::new();
-        for RailCounters { name, read } in &self.rails {
-            // The bond's counters of each transport come behind all transports' own, under the same names.
-            let index = rails.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
-                rails.push((name, RailStatistics::named(name)));
-                rails.len() - 1
-            });
-            let rail = &mut rails[index].1;
-            for (counter, _, value) in read() {
-                match counter {
-                    "block_bytes" => rail.block_bytes += value,
-                    "slices_retried" => rail.slices_retried += value,
-                    "links_failed" => rail.links_failed += value,
-                    "nanoseconds_per_kib" => rail.nanoseconds_per_kib = rail.nanoseconds_per_kib.max(value),
-                    "slow" => rail.is_slow = rail.is_slow.max(value),
-                    _ => {}
-                }
-            }
-        }
-        rails.into_iter().map(|(_, rail)| rail).collect()
     }
 
     /// Takes layers of blocks to send. The completion comes when they are copied: the blocks may change from then on.
@@ -466,6 +294,19 @@ impl HandOffs {
         *lock(&self.transfers) = Transfers::default();
     }
 
+    /// The ways between a device's tensors and the slots; `None` when these tensors are not cut as hand-offs want them, or
+    /// hand-offs are of host memory.
+    ///
+    /// # Safety
+    /// As for [`DeviceCopyThreads::routes`].
+    pub(crate) unsafe fn routes(&self, tensors: &PagedTensors) -> Result<Option<HandOffRoutes>, Failure> {
+        let Some(device) = self.device.as_ref().filter(|_| self.shape.check(tensors).is_ok()) else {
+            return Ok(None);
+        };
+        // SAFETY: handed on to the caller.
+        unsafe { device.routes(&self.shape, tensors) }.map(Some)
+    }
+
     /// Called on the service's thread.
     fn notice(self: &Arc<Self>, notice: Notice) {
         match notice {
@@ -571,127 +412,5 @@ impl HandOffs {
         }
         over.into_iter().for_each(|transfer| self.command(Command::PushEnd { transfer }));
         drop(submitting);
-    }
-}
-
-impl CopyTask {
-    /// Blocks that it counts for in the queue.
-    pub(crate) fn blocks(&self) -> usize {
-        match &self.task {
-            Task::Push(push, _) => push.blocks.len(),
-            Task::Arrived { blocks, .. } => blocks.len(),
-        }
-    }
-
-    /// What tells the receivers of a push, and the pushes behind it, that it does not come.
-    fn given_up(&self) -> impl FnOnce() + use<> {
-        let handoffs = Arc::clone(&self.handoffs);
-        let push = match &self.task {
-            Task::Push(push, number) => Some((push.transfers.clone(), *number)),
-            Task::Arrived { .. } => None,
-        };
-        move || {
-            let Some((transfers, number)) = push else { return };
-            handoffs.give_up(&transfers);
-            handoffs.copied(transfers[0], number, None);
-        }
-    }
-
-    fn is_push(&self) -> bool {
-        matches!(self.task, Task::Push(..))
-    }
-
-    /// Copies blocks of host memory.
-    ///
-    /// # Safety
-    /// As for [`Self::carry_out`].
-    pub(crate) unsafe fn carry_out_on_host(self) -> Result<Outcome, Failure> {
-        let mut copier = HostCopier(self.handoffs.shape);
-        // SAFETY: handed on to the caller.
-        unsafe { self.carry_out(&mut copier) }
-    }
-
-    /// Copies.
-    ///
-    /// # Safety
-    /// The blocks of the tensors must be usable for the time of the call: a push's for reads, an arrival's for writes. So must
-    /// the event.
-    unsafe fn carry_out(self, copier: &mut impl BlockCopier) -> Result<Outcome, Failure> {
-        let Self { handoffs, task } = self;
-        match task {
-            Task::Push(push, number) => {
-                let (first, count) = (push.transfers[0], push.blocks.len());
-                // SAFETY: readable by the contract of this function.
-                let copied = unsafe { handoffs.copy(push, copier) };
-                let (copied, outcome) = match copied {
-                    Ok(copied) => (Some(copied), Ok(outcome(Status::Ok, count, Ending::Complete))),
-                    Err(NotCopied::Outcome(status)) => (None, Ok(outcome(status, 0, Ending::Complete))),
-                    Err(NotCopied::Failed(failure)) => (None, Err(failure)),
-                };
-                handoffs.copied(first, number, copied);
-                outcome
-            }
-            Task::Arrived { tensors, blocks, slots, ending, event } => {
-                if !slots.is_empty() {
-                    let places = (&blocks[..slots.len()], &slots[..]);
-                    // SAFETY: writable by the contract of this function; the slots are verified and nobody writes to them.
-                    unsafe { copier.scatter(&tensors, places, event) }?;
-                }
-                let status = if slots.len() == blocks.len() { Status::Ok } else { Status::Miss };
-                Ok(outcome(status, slots.len(), ending))
-            }
-        }
-    }
-}
-
-/// Why a push is not in its slots.
-enum NotCopied {
-    /// Nobody wants it, or there is no slot.
-    Outcome(Status),
-    /// The device has failed.
-    Failed(Failure),
-}
-
-impl HandOffs {
-    /// The ways between a device's tensors and the slots; `None` when these tensors are not cut as hand-offs want them, or
-    /// hand-offs are of host memory.
-    ///
-    /// # Safety
-    /// As for [`DeviceCopyThreads::routes`].
-    pub(crate) unsafe fn routes(&self, tensors: &PagedTensors) -> Result<Option<HandOffRoutes>, Failure> {
-        let Some(device) = self.device.as_ref().filter(|_| self.shape.check(tensors).is_ok()) else {
-            return Ok(None);
-        };
-        // SAFETY: handed on to the caller.
-        unsafe { device.routes(&self.shape, tensors) }.map(Some)
-    }
-
-    /// Lets go of what was pushed for a hand-off, and tells its receivers.
-    fn give_up(&self, transfers: &[TransferId]) {
-        if let Some(pushed) = lock(&self.transfers).pushed.get_mut(&transfers[0]) {
-            pushed.abandon();
-        }
-        transfers.iter().for_each(|&transfer| self.command(Command::Cancel { transfer }));
-    }
-
-    /// Copies a push into its slots. What cannot be copied is given up, and the receivers are told.
-    ///
-    /// # Safety
-    /// As for [`CopyTask::carry_out`].
-    unsafe fn copy(&self, push: Push, copier: &mut impl BlockCopier) -> Result<Copied, NotCopied> {
-        let slots = self.slots_of(&push).map_err(|status| {
-            if status == Status::Throttled {
-                self.give_up(&push.transfers);
-            }
-            NotCopied::Outcome(status)
-        })?;
-        let Push { transfers, content, first_block, layers, tensors, blocks, event } = push;
-        // SAFETY: readable by the contract of this function; these layers of the slots were not pushed before.
-        let copied = unsafe { copier.gather(&tensors, (&blocks, &slots), layers.clone(), event) };
-        copied.map_err(|failure| {
-            self.give_up(&transfers);
-            NotCopied::Failed(failure)
-        })?;
-        Ok(Copied { content, first_block, slots, layers })
     }
 }

@@ -1,0 +1,164 @@
+//! What hand-offs count, as C has it.
+
+use dataplane_rails::RailCounters;
+use dataplane_transfer::{BOUNDS, StageSnapshot};
+
+use super::HandOffs;
+
+/// Counters of hand-offs, `kvasir_kv_handoff_statistics` in C. Fields are only ever appended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HandOffStatistics {
+    /// Blocks that were received and verified.
+    pub blocks_received: u64,
+    /// Transfers that were received whole.
+    pub transfers_completed: u64,
+    /// Transfers that ended with blocks missing.
+    pub transfers_incomplete: u64,
+    /// Transfers that either side cancelled.
+    pub transfers_cancelled: u64,
+    /// Transfers whose receiver never came.
+    pub leases_expired: u64,
+    /// Connections that ended.
+    pub peers_lost: u64,
+    /// Bytes that were written to peers.
+    pub bytes_sent: u64,
+    /// Pieces whose checksum did not match.
+    pub checksum_failures: u64,
+    /// Slots in use now.
+    pub slots_used: u64,
+    /// Transfers whose blocks a network card read in a device's memory.
+    pub sent_directly: u64,
+    /// Transfers whose blocks went from a device's memory through the host's.
+    pub sent_staged: u64,
+    /// Transfers whose blocks a network card wrote to a device's memory.
+    pub received_directly: u64,
+    /// Transfers whose blocks came to a device's memory through the host's.
+    pub received_staged: u64,
+    /// Blocks for which there are slots.
+    pub slots: u64,
+}
+
+/// Bytes of a rail's name in [`RailStatistics`], the final 0 included.
+pub const RAIL_NAME_BYTES: usize = 64;
+
+/// Counters of one transport of hand-offs, `kvasir_kv_rail_statistics` in C. Fields are only ever appended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RailStatistics {
+    /// `shm`, `tcp` or `rdma DEVICE`, UTF-8 with a final 0; longer names are cut.
+    pub name: [u8; RAIL_NAME_BYTES],
+    /// Bytes of blocks that it was given to write or read.
+    pub block_bytes: u64,
+    /// Slices posted again because a connection had failed.
+    pub slices_retried: u64,
+    /// Connections that ended while their peer went on over others.
+    pub links_failed: u64,
+    /// Time for a KiB, queue included, smoothed; 0 where no peer has several rails.
+    pub nanoseconds_per_kib: u64,
+    /// 1 while it takes 3 times as long for a KiB as the best one of equal preference.
+    pub is_slow: u64,
+}
+
+impl RailStatistics {
+    fn named(name: &str) -> Self {
+        let mut bytes = [0; RAIL_NAME_BYTES];
+        let cut = &name[..name.floor_char_boundary(RAIL_NAME_BYTES - 1)];
+        bytes[..cut.len()].copy_from_slice(cut.as_bytes());
+        Self {
+            name: bytes,
+            block_bytes: 0,
+            slices_retried: 0,
+            links_failed: 0,
+            nanoseconds_per_kib: 0,
+            is_slow: 0,
+        }
+    }
+}
+
+/// Bytes of a stage's name in [`StageStatistics`], the final 0 included.
+pub const STAGE_NAME_BYTES: usize = 16;
+
+/// How long one stage of hand-offs took, `kvasir_kv_stage_statistics` in C. Fields are only ever appended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageStatistics {
+    /// As [`dataplane_transfer::Stage::name`] has it, with a final 0.
+    pub name: [u8; STAGE_NAME_BYTES],
+    /// All times together, in microseconds.
+    pub sum_us: u64,
+    /// How many there were.
+    pub count: u64,
+    /// How many were at most 16 µs times two to the power of the index.
+    pub at_most: [u64; BOUNDS],
+}
+
+impl From<StageSnapshot> for StageStatistics {
+    fn from(snapshot: StageSnapshot) -> Self {
+        let mut name = [0; STAGE_NAME_BYTES];
+        let text = snapshot.stage.name().as_bytes();
+        let known = text.len().min(STAGE_NAME_BYTES - 1);
+        name[..known].copy_from_slice(&text[..known]);
+        let mut at_most = [0; BOUNDS];
+        for (to, (_, count)) in at_most.iter_mut().zip(&snapshot.cumulative) {
+            *to = *count;
+        }
+        let count = snapshot.cumulative.last().map_or(0, |(_, count)| *count);
+        Self { name, sum_us: snapshot.sum_us, count, at_most }
+    }
+}
+
+impl HandOffs {
+    /// Counters since the start.
+    pub(crate) fn statistics(&self) -> HandOffStatistics {
+        let counted = self.counters.snapshot();
+        let staged = self.staging_pool.as_ref().map_or(0, |pool| pool.used_count());
+        let value =
+            |name: &str| counted.iter().find(|(known, ..)| *known == name).map_or(0, |(.., value)| *value);
+        HandOffStatistics {
+            blocks_received: value("blocks_received"),
+            transfers_completed: value("completed"),
+            transfers_incomplete: value("incomplete"),
+            transfers_cancelled: value("cancelled"),
+            leases_expired: value("leases_expired"),
+            peers_lost: value("peers_lost"),
+            bytes_sent: value("bytes_sent"),
+            checksum_failures: value("checksum_failures"),
+            slots_used: (self.pool.used_count() + staged) as u64,
+            sent_directly: value("sent_directly"),
+            sent_staged: value("sent_staged"),
+            received_directly: value("received_directly"),
+            received_staged: value("received_staged"),
+            slots: self.pool.slot_count() as u64,
+        }
+    }
+
+    /// How long the stages took, the receiver's first.
+    pub(crate) fn stages(&self) -> Vec<StageStatistics> {
+        self.counters.stages.snapshot().into_iter().map(StageStatistics::from).collect()
+    }
+
+    /// Counters of each transport, in the order in which they were opened.
+    pub(crate) fn rails(&self) -> Vec<RailStatistics> {
+        let mut rails: Vec<(&str, RailStatistics)> = Vec::new();
+        for RailCounters { name, read } in &self.rails {
+            // The bond's counters of each transport come behind all transports' own, under the same names.
+            let index = rails.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+                rails.push((name, RailStatistics::named(name)));
+                rails.len() - 1
+            });
+            let rail = &mut rails[index].1;
+            for (counter, _, value) in read() {
+                match counter {
+                    "block_bytes" => rail.block_bytes += value,
+                    "slices_retried" => rail.slices_retried += value,
+                    "links_failed" => rail.links_failed += value,
+                    "nanoseconds_per_kib" => rail.nanoseconds_per_kib = rail.nanoseconds_per_kib.max(value),
+                    "slow" => rail.is_slow = rail.is_slow.max(value),
+                    _ => {}
+                }
+            }
+        }
+        rails.into_iter().map(|(_, rail)| rail).collect()
+    }
+}
