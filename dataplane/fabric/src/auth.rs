@@ -367,6 +367,23 @@ fn encode(protocol: Protocol) -> Result<Opening, AuthError> {
     Ok(bytes)
 }
 
+/// For fuzzing: an opening of a stranger, and a hello with its proof, as both sides take them.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let Some((opening, rest)) = bytes.split_first_chunk() else { return };
+    let mut acceptor = Authentication::accepting(Transport::Tcp.into());
+    let Ok((mut initiator, _)) = Authentication::connecting(Transport::Tcp.into()) else { return };
+    for side in [&mut acceptor, &mut initiator] {
+        let opened = side.opened(opening, Dialled::LOCAL);
+        let theirs = versions_of(opening);
+        let is_common = opened.is_ok() && Versions::default().common(theirs).is_some();
+        assert_eq!(side.version().is_some(), is_common, "{opened:?} {theirs:?}");
+        if let Some((proof, hello)) = rest.split_first_chunk() {
+            assert!(side.check(&SharedKey::default(), hello, proof).is_err(), "nobody has this side's nonce");
+        }
+    }
+}
+
 /// Whether the bytes are an opening of this transport.
 fn decode(bytes: &Opening, transport: Transport) -> Result<(), AuthError> {
     if bytes[..8] != MAGIC {
@@ -479,6 +496,28 @@ mod tests {
             bad[at] = value;
             let refused = Authentication::accepting(TCP).opened(&bad, Dialled::LOCAL);
             assert_eq!(refused, Err(error), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn whatever_comes_as_an_opening_is_taken_or_refused() {
+        let (_, good) = Authentication::connecting(Transport::Tcp.into()).expect("random bytes");
+        let mut random = 7_u64;
+        let mut draw = |bound: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random as usize % bound
+        };
+        for round in 0..20_000 {
+            let mut bytes = [&good[..], &[5; PROOF_BYTES], b"hello"].concat();
+            bytes.truncate(if round % 3 == 0 { draw(bytes.len() + 1) } else { bytes.len() });
+            for _ in 0..draw(4) {
+                if let Some(byte) = bytes.get_mut(draw(20)) {
+                    *byte = draw(256) as u8;
+                }
+            }
+            fuzz(&bytes);
         }
     }
 

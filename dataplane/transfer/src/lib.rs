@@ -53,7 +53,7 @@ pub use shard::{Cut, HeadRange, PieceLayout, senders_of};
 pub use stages::{BOUNDS, Stage, StageSnapshot, StageTimes};
 pub use staging::{Staging, StagingLimits};
 
-/// For fuzzing: bytes of a peer, as the hand-off and the bond read them. What decodes must encode to the same bytes.
+/// For fuzzing: bytes of a peer, as the hand-off, the bond and the handshake read them. What decodes must encode to the same bytes.
 #[doc(hidden)]
 pub fn fuzz_wire(bytes: &[u8]) {
     match wire::Message::decode(bytes) {
@@ -70,4 +70,5 @@ pub fn fuzz_wire(bytes: &[u8]) {
         None => _ = wire::breach_of(bytes),
     }
     bond::fuzz_frame(bytes);
+    dataplane_fabric::auth::fuzz(bytes);
 }

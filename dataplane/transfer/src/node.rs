@@ -86,6 +86,8 @@ pub struct TransferNode<F> {
     landed: Vec<Wanted>,
     /// What cannot be sent directly, for staging to take.
     returned: Vec<Returned>,
+    /// Outbound transfers that were reserved in this round, for staging to see.
+    reserved_now: Vec<TransferId>,
     /// The time that the present call was given.
     now: Instant,
     /// Kept for their capacity.
@@ -127,6 +129,7 @@ impl<F: Fabric> TransferNode<F> {
             unasked: VecDeque::new(),
             landed: Vec::new(),
             returned: Vec::new(),
+            reserved_now: Vec::new(),
             now: Instant::now(),
             peers_scratch: Vec::new(),
             sums_ended: Vec::new(),
@@ -223,6 +226,11 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
+    /// Transfers whose receivers have asked for their blocks in the last round.
+    pub(crate) fn reserved_now(&self) -> &[TransferId] {
+        &self.reserved_now
+    }
+
     /// The blocks that the receiver of a transfer has asked for, once it has.
     pub(crate) fn blocks_wanted(&self, transfer: TransferId) -> Option<Range<u32>> {
         let reservation = self.outbound.get(transfer)?.held.reservation()?;
@@ -275,6 +283,7 @@ impl<F: Fabric> TransferNode<F> {
     /// is nothing to do before something happens. Notices are appended.
     pub fn poll(&mut self, now: Instant, notices: &mut Vec<Notice>) -> usize {
         self.now = now;
+        self.reserved_now.clear();
         self.stop_returned();
         let summed = self.reap_sums();
         self.turn = self.next_turn;

@@ -32,7 +32,7 @@ mod lent;
 mod outgoing;
 mod schedule;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -79,6 +79,8 @@ pub struct Staging<C> {
     pool: Arc<SlotPool>,
     limits: StagingLimits,
     outgoing: BTreeMap<TransferId, Outgoing>,
+    /// Those of them with something to do: a round costs nothing for those that nobody has asked for.
+    active: BTreeSet<TransferId>,
     incoming: BTreeMap<TransferId, Incoming>,
     lent_inbound: Lent,
     lent_outbound: Lent,
@@ -112,6 +114,7 @@ impl<C: Copier> Staging<C> {
             pool,
             limits,
             outgoing: BTreeMap::new(),
+            active: BTreeSet::new(),
             incoming: BTreeMap::new(),
             lent_inbound: Lent::new(limits.inbound_slots_max.min(slots)),
             lent_outbound: Lent::new(outbound),
@@ -144,9 +147,7 @@ impl<C: Copier> Staging<C> {
     /// Whether blocks that a receiver has asked for wait for a staging slot or for the copier: poll again soon.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
-        self.in_flight() > 0
-            || self.outgoing.values().any(Outgoing::has_wanted_parts)
-            || !self.refused.is_empty()
+        self.in_flight() > 0 || !self.active.is_empty() || !self.refused.is_empty()
     }
 
     /// Carries out one command, or passes it on to the node: what concerns host slots alone is the node's.
@@ -188,10 +189,14 @@ impl<C: Copier> Staging<C> {
             Command::PushEnd { transfer } if self.outgoing.contains_key(&transfer) => {
                 if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
                     outgoing.end();
+                    self.active.insert(transfer);
                 }
             }
             Command::Cancel { transfer } => match self.outgoing.get_mut(&transfer) {
-                Some(outgoing) if outgoing.is_open() => outgoing.stop(transfer, node, now),
+                Some(outgoing) if outgoing.is_open() => {
+                    outgoing.stop(transfer, node, now);
+                    self.active.insert(transfer);
+                }
                 _ => node.handle(Command::Cancel { transfer }, now),
             },
             other => node.handle(other, now),
@@ -219,6 +224,9 @@ impl<C: Copier> Staging<C> {
             node.handle(told, now);
             outgoing.push(first_block, slots, layers, node.layout(), piece_blocks);
         }
+        if node.blocks_wanted(transfer).is_some() {
+            self.active.insert(transfer);
+        }
     }
 
     /// Stages what the node cannot send directly after all.
@@ -228,6 +236,7 @@ impl<C: Copier> Staging<C> {
             self.stage_out(node, transfer, content, pushed, now);
             if let Some(outgoing) = self.outgoing.get_mut(&transfer).filter(|_| is_ended) {
                 outgoing.end();
+                self.active.insert(transfer);
             }
         }
     }
@@ -259,12 +268,18 @@ impl<C: Copier> Staging<C> {
     ) -> usize {
         notices.append(&mut self.refused);
         let copied = self.reap(node, now);
-        self.outgoing.iter_mut().for_each(|(&transfer, outgoing)| outgoing.forward(transfer, node, now));
+        for &transfer in &self.active {
+            if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
+                outgoing.forward(transfer, node, now);
+            }
+        }
         let mut own = std::mem::take(&mut self.notices);
         let moved = node.poll(now, &mut own);
         own.drain(..).for_each(|notice| notices.extend(self.digest(notice)));
         self.notices = own;
         self.take_returned(node, now);
+        let reserved = node.reserved_now().iter().filter(|transfer| self.outgoing.contains_key(transfer));
+        self.active.extend(reserved);
         if moved > 0 {
             let mut transfers = std::mem::take(&mut self.transfers_scratch);
             transfers.extend(self.incoming.keys());
@@ -285,11 +300,16 @@ impl<C: Copier> Staging<C> {
             let (slots, outcome) = incoming.into_end();
             Notice::Arrived { transfer, slots, outcome }
         }));
-        let pushed = self.outgoing.extract_if(.., |_, outgoing| outgoing.is_over());
-        notices.extend(pushed.map(|(transfer, outgoing)| {
-            let complete = outgoing.is_complete();
-            Notice::Pushed { transfer, complete }
-        }));
+        let Self { outgoing, active, .. } = self;
+        active.retain(|&transfer| {
+            let Some(of_transfer) = outgoing.get(&transfer) else { return false };
+            if of_transfer.is_over() {
+                notices.push(Notice::Pushed { transfer, complete: of_transfer.is_complete() });
+                outgoing.remove(&transfer);
+                return false;
+            }
+            of_transfer.has_work()
+        });
     }
 
     /// Takes a notice of the node; gives back what is not staged.
@@ -305,6 +325,7 @@ impl<C: Copier> Staging<C> {
             Notice::Pushed { transfer, complete } => match self.outgoing.get_mut(&transfer) {
                 Some(outgoing) => {
                     outgoing.pushed(complete);
+                    self.active.insert(transfer);
                     None
                 }
                 None => Some(Notice::Pushed { transfer, complete }),

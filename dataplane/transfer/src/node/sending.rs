@@ -44,6 +44,7 @@ impl<F: Fabric> TransferNode<F> {
                     self.give_back_direct(transfer);
                 }
                 self.active.insert(transfer);
+                self.reserved_now.push(transfer);
             }
             // One answer to all messages of a reservation.
             Reserved::Refused if is_last => self.send(peer, Message::Finished { transfer }),

@@ -106,8 +106,10 @@ impl Outgoing {
         self.is_ended = true;
     }
 
-    pub(super) fn has_wanted_parts(&self) -> bool {
-        self.wanted.is_some() && !self.parts.is_empty()
+    /// Whether something is to be copied or passed on, its end among it. What is not asked for waits.
+    pub(super) fn has_work(&self) -> bool {
+        let is_end_due = self.is_ended && !self.is_end_told && !self.is_stopped;
+        self.wanted.is_some() && (!self.parts.is_empty() || is_end_due)
     }
 
     /// Notes what the receiver has asked for, when it has: other blocks need not be copied.

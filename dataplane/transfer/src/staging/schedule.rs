@@ -25,6 +25,7 @@ impl<C: Copier> Staging<C> {
                 Purpose::Out { transfer, part } => {
                     if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
                         outgoing.copied(part);
+                        self.active.insert(transfer);
                     }
                 }
                 Purpose::In { transfer, block, rows } => {
@@ -48,6 +49,7 @@ impl<C: Copier> Staging<C> {
             Purpose::Out { transfer, .. } => {
                 if let Some(outgoing) = self.outgoing.get_mut(&transfer) {
                     outgoing.stop(transfer, node, now);
+                    self.active.insert(transfer);
                 }
             }
             Purpose::In { transfer, block, .. } => {
@@ -75,8 +77,8 @@ impl<C: Copier> Staging<C> {
             }
         }
         let mut order = std::mem::take(&mut self.transfers_scratch);
-        order.extend(self.outgoing.range(self.turn..).map(|(&transfer, _)| transfer));
-        order.extend(self.outgoing.range(..self.turn).map(|(&transfer, _)| transfer));
+        order.extend(self.active.range(self.turn..));
+        order.extend(self.active.range(..self.turn));
         for transfer in order.drain(..) {
             if !self.start_outgoing(transfer, node.blocks_wanted(transfer), &mut impossible) {
                 break;

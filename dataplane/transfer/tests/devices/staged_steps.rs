@@ -1,5 +1,7 @@
 //! Staged hand-offs step by step: what overlaps, what waits for what, what is refused.
 
+use std::time::{Duration, Instant};
+
 use dataplane_fabric::sim::Faults;
 use dataplane_memory::testing::CopyFaults;
 use dataplane_transfer::{Command, Notice, Outcome};
@@ -120,6 +122,33 @@ fn transfers_that_nobody_asks_for_keep_nobody_waiting() {
     let incomplete =
         told.iter().filter(|notice| matches!(notice, Notice::Pushed { complete: false, .. })).count();
     assert_eq!((told.len(), incomplete, world.sides[SENDER].counter("leases_expired")), (31, 30, 30));
+}
+
+/// A round does not look at staged transfers that nobody has asked for.
+#[test]
+fn what_waits_does_not_lengthen_a_round() {
+    const WAITING: u64 = 3000;
+    let shape = Shape { lease: Duration::from_secs(3600), ..Shape::new(13, CopyFaults::default()) };
+    let (mut world, _) = simulated(&shape, Faults::default());
+    let fastest = |world: &mut crate::rig::World<_>| {
+        let rounds = (0..400).map(|_| {
+            let start = Instant::now();
+            world.step();
+            start.elapsed()
+        });
+        rounds.min().expect("rounds")
+    };
+    let before = fastest(&mut world);
+    let slots = world.sides[SENDER].slots(1);
+    for transfer in 1..=WAITING {
+        world.push(transfer, &slots, 0..LAYOUT.layers);
+    }
+    let after = fastest(&mut world);
+    println!("a round: {before:?}, and {after:?} with {WAITING} transfers that wait");
+    assert!(
+        after < before * 8 + Duration::from_micros(20),
+        "{before:?} a round, and {after:?} with {WAITING} that wait"
+    );
 }
 
 /// Of a prompt whose beginning the receiver has, the rest is copied.
