@@ -325,6 +325,78 @@ fn random_blocks_arrive_layer_by_layer_over_each_transport() {
     }
 }
 
+/// Both sides at random: cancelled, declined, late, on a device that takes its time; what arrives is right, whatever else is in the
+/// tensors stays, and nothing is left.
+#[test]
+fn random_hand_offs_are_right_or_missing() {
+    let Some((double, device, image)) = device() else { return };
+    let random = &mut Random(seed(709));
+    let (mut whole, mut missing) = (0, 0);
+    for is_direct in [false, true] {
+        let side = |random: &mut Random| {
+            let lease = "lease = \"2 s\"\n";
+            if is_direct {
+                Side::direct(&device, &image, random, lease)
+            } else {
+                Side::new(&device, &image, random, "shm", lease)
+            }
+        };
+        let (prefill, mut decode) = (side(random), side(random));
+        for _ in 0..30 {
+            let transfer = transfer_id();
+            let count = 1 + random.below(12) as usize;
+            let first = random.below(count as u64) as usize;
+            let (from, to) = (shuffled(random, BLOCKS), shuffled(random, BLOCKS));
+            let (from, to) = (&from[..count], &to[first..count]);
+            let (fault, step) = (random.below(6), random.below(LAYERS.into()) as u32);
+            let (is_late, is_declined) = (random.below(2) == 0, fault == 3);
+            double.set("delay_us", random.one_of(&[0, 0, 50, 400]));
+            let address = prefill.address();
+            if is_declined {
+                let address = CString::new(address.as_str()).expect("no zero");
+                // SAFETY: the address lives during the call.
+                let told =
+                    unsafe { kvasir_kv::kvasir_kv_decline_handoff(decode.rig.0, transfer, address.as_ptr()) };
+                assert_eq!(told, 0);
+            } else if !is_late {
+                assert_eq!(decode.expect(transfer, &address, first as u32, to), 0);
+            }
+            for layer in 0..LAYERS {
+                assert_eq!(prefill.push(transfer, 0, from, layer..layer + 1), 0);
+                let victim = match fault {
+                    1 if layer == step => Some(&prefill),
+                    2 if layer == step && !is_late => Some(&decode),
+                    _ => None,
+                };
+                if let Some(victim) = victim {
+                    std::thread::sleep(Duration::from_micros(random.below(2000)));
+                    assert_eq!(kvasir_kv::kvasir_kv_cancel_handoff(victim.rig.0, transfer), 0);
+                }
+            }
+            if is_late && !is_declined {
+                assert_eq!(decode.expect(transfer, &address, first as u32, to), 0);
+            }
+            prefill.end(transfer);
+            let (status, arrived, _) = if is_declined { (Status::Miss as i32, 0, 0) } else { decode.ended() };
+            for _ in 0..LAYERS {
+                prefill.ended();
+            }
+            assert_eq!(status == 0, arrived as usize == to.len());
+            for (from, to) in from[first..].iter().zip(&to[..arrived as usize]) {
+                decode.engine.put(*to, &prefill.engine.payload(*from));
+            }
+            assert!(decode.engine.read() == decode.engine.bytes, "fault {fault}, late {is_late}");
+            if status == 0 { whole += 1 } else { missing += 1 }
+        }
+        double.set("delay_us", 0);
+        prefill.wait_for_rest();
+        decode.wait_for_rest();
+        assert_eq!(decode.statistics().checksum_failures, 0);
+    }
+    println!("{whole} whole, {missing} not");
+    assert!(whole > 20 && missing > 8, "{whole} whole, {missing} not");
+}
+
 #[test]
 fn a_device_and_a_processor_hand_over_to_each_other() {
     let Some((_double, device, image)) = device() else { return };
