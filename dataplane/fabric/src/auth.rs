@@ -55,7 +55,7 @@ pub struct Versions {
 }
 
 impl Default for Versions {
-    /// Those of this release.
+    /// The versions of this release.
     fn default() -> Self {
         Self { oldest: 1, newest: 1 }
     }
@@ -80,7 +80,7 @@ impl Versions {
     }
 }
 
-/// What a connection is to carry, as both sides must understand it.
+/// The transport of a connection. Both sides must name the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Transport {
@@ -92,7 +92,7 @@ pub enum Transport {
     Rdma = 3,
 }
 
-/// What one side says of itself in its opening.
+/// The transport and the versions in a side's opening.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Protocol {
     /// The transport.
@@ -122,12 +122,12 @@ pub enum AuthError {
     /// The address is one of another transport.
     #[error("a peer of another transport")]
     Transport,
-    /// There is no version that both sides speak.
+    /// The two sides have no version in common.
     #[error("the peer speaks {theirs} of the protocol, and this process {ours}")]
     Version {
         /// The peer's.
         theirs: Versions,
-        /// This process's.
+        /// The versions of this process.
         ours: Versions,
     },
     /// The proof does not match: the secrets differ, or the hello was changed or passed on by somebody.
@@ -216,7 +216,7 @@ enum State {
     Awaited,
     /// The side that connects has sent this opening.
     Opened(Opening),
-    /// Both openings are known here.
+    /// Agreed on a version: both openings are known.
     Agreed { side: Side, initiator: Opening, acceptor: Opening, dialled: Dialled },
 }
 
@@ -551,7 +551,7 @@ mod tests {
                 };
                 if common.is_none() {
                     assert_eq!(opened, Err(refused(at, from)));
-                    // One that goes on all the same is refused with its hello.
+                    // An initiator that goes on all the same is refused with its hello.
                     assert_eq!(acceptor.check(&key, b"hello", &[0; PROOF_BYTES]), Err(refused(from, at)));
                 } else {
                     assert_eq!(opened, Ok(None));
@@ -565,7 +565,7 @@ mod tests {
         assert_eq!(text, "the peer speaks version 3 of the protocol, and this process versions 1 to 2");
     }
 
-    /// Somebody between the two who takes away the newer versions is noticed.
+    /// A man in the middle who takes away the newer versions is noticed.
     #[test]
     fn openings_cannot_be_changed_on_their_way() {
         let key = key("a");

@@ -79,7 +79,7 @@ pub struct Staging<C> {
     pool: Arc<SlotPool>,
     limits: StagingLimits,
     outgoing: BTreeMap<TransferId, Outgoing>,
-    /// Those of them with something to do: a round costs nothing for those that nobody has asked for.
+    /// The outgoing transfers with work to do. A round costs nothing for a transfer that no peer has asked for.
     active: BTreeSet<TransferId>,
     incoming: BTreeMap<TransferId, Incoming>,
     lent_inbound: Lent,

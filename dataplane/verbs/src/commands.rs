@@ -27,7 +27,7 @@ use crate::shared_receive::SharedReceiveHandle;
 /// The pairs of a connection's lanes.
 pub(crate) type Pairs<State> = [QueuePair<State>; 2];
 
-/// What `ibv_create_qp` and the step to INIT take.
+/// The parameters of `ibv_create_qp` and of the step to INIT.
 #[derive(Debug, Clone)]
 pub(crate) struct PairParameters {
     pub(crate) domain: Arc<ProtectionDomain>,
@@ -73,7 +73,7 @@ pub(crate) enum Command {
     Make(PairParameters, Abandoned),
     /// Bring them to where they can send to the peer.
     Connect(Pairs<Initialised>, Destination, Abandoned),
-    /// Both at once, where the peer is known already.
+    /// Make and connect at once, where the peer is known already.
     MakeConnected(PairParameters, Destination, Abandoned),
     /// End the work of each pair that can have some.
     Stop([Pair; 2]),

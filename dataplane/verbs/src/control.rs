@@ -372,14 +372,14 @@ impl VerbsFabric {
     fn frame(&mut self, number: u64, frame: &Handshake) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         match (frame, connection.phase) {
-            // One that comes before we have said hello is an error.
+            // A hello is an error at an initiator that has not sent its own.
             (Handshake::Hello(hello), Phase::Greeting)
                 if !connection.is_initiator || connection.has_greeted() =>
             {
                 self.greeted(number, hello);
             }
             (Handshake::Ready, Phase::Readying) => self.establish_if_readying(number),
-            // Its pairs were faster than ours; it has our hello.
+            // The peer connected its pairs before this side did; it has this side's hello.
             (Handshake::Ready, Phase::Preparing) if connection.is_initiator => {
                 connection.peer_is_ready = true
             }

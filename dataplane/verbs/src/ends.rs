@@ -254,7 +254,7 @@ mod tests {
     use crate::commands::CommandThread;
     use crate::testing::SoftwareDevice;
 
-    /// Nothing is known of the pairs that it had: their slots are never given back, and everybody goes.
+    /// The state of the thread's pairs is unknown: their slots are never given back, and every connection ends.
     #[test]
     fn a_thread_of_commands_that_panics_ends_all_and_is_told() {
         let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));

@@ -179,12 +179,12 @@ impl Lane {
         self.in_flight.reserve_exact(depth as usize);
     }
 
-    /// Its pair, for the thread that carries out commands.
+    /// Takes the pair, for the thread that carries out commands.
     pub(crate) fn take_for_command(&mut self) -> Pair {
         std::mem::replace(&mut self.pair, Pair::InCommand)
     }
 
-    /// Its pair, for its destruction, if the device ended its work.
+    /// Takes the pair, to destroy it, if the device ended its work.
     pub(crate) fn take_failed(&mut self) -> Option<QueuePair<Failed>> {
         match self.take_for_command() {
             Pair::Failed(pair) => Some(pair),

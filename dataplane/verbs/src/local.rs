@@ -173,7 +173,7 @@ impl Local {
         }
     }
 
-    /// What the pairs of a new connection are made with.
+    /// The parameters of a new connection's pairs.
     pub(crate) fn pair_parameters(&self) -> Result<PairParameters, VerbsError> {
         let partition_index = self.partition_index.ok_or_else(|| VerbsError::Port {
             device: self.device.name().to_owned(),

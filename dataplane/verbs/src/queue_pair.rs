@@ -1,6 +1,6 @@
 //! A reliable-connection queue pair, its state in its type.
 //!
-//! `Reset` → `Initialised` → `ReadyToReceive` → `ReadyToSend`, and from each of them to `Failed`
+//! `Reset` → `Initialised` → `ReadyToSend` (by way of RTR, "ready to receive"), and from each of them to `Failed`
 //! (ibv_modify_qp(3)). Each step consumes the value, so that a request can be posted in `ReadyToSend` only:
 //!
 //! ```compile_fail
@@ -10,8 +10,9 @@
 //! }
 //! ```
 //!
-//! A step that fails destroys the pair. Dropping a pair destroys it; after that the device touches nothing on
-//! its behalf, which is what makes it safe to reuse memory that its requests named.
+//! A step to INIT that fails destroys the pair; a step to RTR or RTS that fails stops it. Dropping a pair destroys it;
+//! after that the device touches nothing on its behalf, which is what makes it safe to reuse memory that its requests
+//! named.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -34,9 +35,6 @@ pub struct Reset(());
 /// Bound to a port.
 #[derive(Debug)]
 pub struct Initialised(());
-/// Answers its peer.
-#[derive(Debug)]
-pub struct ReadyToReceive(());
 /// Takes work requests.
 #[derive(Debug)]
 pub struct ReadyToSend(());
@@ -102,7 +100,7 @@ pub struct Retries {
 }
 
 impl Path {
-    /// Those of the step to "ready to receive", and which they are.
+    /// Attributes of the step to "ready to receive", and their mask.
     fn attributes(&self) -> (ffi::QueuePairAttributes, u32) {
         let attributes = ffi::QueuePairAttributes {
             state: ffi::QPS_RTR,
@@ -139,7 +137,7 @@ impl Path {
 }
 
 impl Retries {
-    /// Those of the step to "ready to send", and which they are.
+    /// Attributes of the step to "ready to send", and their mask.
     fn attributes(&self) -> (ffi::QueuePairAttributes, u32) {
         let attributes = ffi::QueuePairAttributes {
             state: ffi::QPS_RTS,
@@ -237,16 +235,9 @@ impl<State> QueuePair<State> {
         &self.handle.domain
     }
 
-    fn step<Next>(
-        self,
-        attributes: ffi::QueuePairAttributes,
-        mask: u32,
-        verb: &'static str,
-        object: impl FnOnce() -> String,
-    ) -> Result<QueuePair<Next>, VerbsError> {
-        self.modify(attributes, mask, verb, object)?;
+    fn in_state<Next>(self) -> QueuePair<Next> {
         let Self { handle, number, capacity, .. } = self;
-        Ok(QueuePair { handle, number, capacity, state: PhantomData })
+        QueuePair { handle, number, capacity, state: PhantomData }
     }
 
     fn modify(
@@ -271,8 +262,7 @@ impl<State> QueuePair<State> {
     pub fn fail(self) -> Stopped {
         let attributes = ffi::QueuePairAttributes { state: ffi::QPS_ERR, ..Default::default() };
         let Err(error) = self.modify(attributes, ffi::QP_STATE, "ibv_modify_qp(ERR)", String::new) else {
-            let Self { handle, number, capacity, .. } = self;
-            return Stopped::Failed(QueuePair { handle, number, capacity, state: PhantomData });
+            return Stopped::Failed(self.in_state());
         };
         if self.destroy() { Stopped::Destroyed(error) } else { Stopped::Leaked(error) }
     }
@@ -392,12 +382,13 @@ impl QueuePair<Reset> {
             ..Default::default()
         };
         let mask = ffi::QP_STATE | ffi::QP_PKEY_INDEX | ffi::QP_PORT | ffi::QP_ACCESS_FLAGS;
-        self.step(attributes, mask, "ibv_modify_qp(INIT)", || format!(" port {port}"))
+        self.modify(attributes, mask, "ibv_modify_qp(INIT)", || format!(" port {port}"))?;
+        Ok(self.in_state())
     }
 }
 
 impl QueuePair<Initialised> {
-    /// Both steps at once. A pair that does not make them is stopped: the peer may have sent to it already.
+    /// The steps to RTR and RTS. A pair that does not make them is stopped: the peer may have sent to it already.
     pub(crate) fn connect(
         self,
         path: &Path,
@@ -410,29 +401,6 @@ impl QueuePair<Initialised> {
                 return Err(Box::new((error, self.fail())));
             }
         }
-        let Self { handle, number, capacity, .. } = self;
-        Ok(QueuePair { handle, number, capacity, state: PhantomData })
-    }
-
-    /// Names the peer. `peer` is for the error.
-    pub fn ready_to_receive(
-        self,
-        path: &Path,
-        peer: &dyn std::fmt::Display,
-    ) -> Result<QueuePair<ReadyToReceive>, VerbsError> {
-        let (attributes, mask) = path.attributes();
-        self.step(attributes, mask, "ibv_modify_qp(RTR)", || format!(" to {peer}"))
-    }
-}
-
-impl QueuePair<ReadyToReceive> {
-    /// Lets it send. `peer` is for the error.
-    pub fn ready_to_send(
-        self,
-        retries: &Retries,
-        peer: &dyn std::fmt::Display,
-    ) -> Result<QueuePair<ReadyToSend>, VerbsError> {
-        let (attributes, mask) = retries.attributes();
-        self.step(attributes, mask, "ibv_modify_qp(RTS)", || format!(" to {peer}"))
+        Ok(self.in_state())
     }
 }

@@ -506,7 +506,7 @@ fn an_end_waits_for_the_pairs_that_are_being_made() {
     for pause in [None, Some(0), Some(15), Some(40), Some(70), Some(100), Some(150)] {
         let peer = two.a.connect(&address).expect("connect starts");
         let until = Instant::now() + Duration::from_millis(pause.unwrap_or_default());
-        // One of two pairs is made: certainly within a command.
+        // The first of two pairs is made: certainly within a command.
         two.until("a moment in it", |_| match pause {
             None => device_a.usage().queue_pairs == 3,
             Some(_) => Instant::now() >= until,

@@ -35,7 +35,7 @@ struct Registered {
     uses: Arc<Uses>,
 }
 
-/// What belongs to tensors in a device's memory.
+/// Places and routes of tensors in a device's memory.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
     /// Of each lane of saves and loads.
@@ -116,7 +116,7 @@ impl InUse {
         self.registered.on_device.as_ref().map(|on_device| &on_device.places)
     }
 
-    /// Their ways to the device's slots of hand-offs, if they have some.
+    /// Routes between the tensors and the device's slots of hand-offs, if they have some.
     pub(crate) fn handoff_routes(&self) -> Option<&HandOffRoutes> {
         self.registered.on_device.as_ref()?.handoff.as_ref()
     }

@@ -243,7 +243,7 @@ fn late_sums_of_a_returned_push_do_not_end_it() {
     assert!(matches!(told[..], [Notice::Pushed { complete: true, .. }]), "{told:?}");
 }
 
-/// What a node says of itself first, as bytes: its oldest and newest version, layout, the set of checksums, the one that it wants.
+/// A node's greeting, as bytes: its oldest and newest version, layout, the set of checksums, the one that it wants.
 fn greeting(versions: [u16; 2], checksums: u8, wanted: u8) -> Box<[u8]> {
     let PieceLayout { layers, rows, heads, head_bytes, fingerprint } = LAYOUT;
     let mut bytes = vec![1];

@@ -30,7 +30,7 @@ pub trait Accelerator: Send + Sync {
     fn write(&self, address: u64, bytes: &[u8]);
 }
 
-/// One piece of memory.
+/// A single piece of memory as an accelerator.
 impl Accelerator for Arc<dyn DeviceMemory> {
     fn covers(&self, address: u64, length: u64) -> bool {
         let offset = address.checked_sub(self.address());

@@ -116,7 +116,7 @@ impl Group {
         Ok(groups)
     }
 
-    /// Those of its planes that are among these; `None` when there are none.
+    /// The group's planes among `planes`; `None` when there are none.
     pub(crate) fn part(&self, planes: &Range<usize>) -> Option<Self> {
         let common = self.planes.start.max(planes.start)..self.planes.end.min(planes.end);
         let first = common.start.checked_sub(self.planes.start)?;

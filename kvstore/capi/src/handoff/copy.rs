@@ -72,22 +72,16 @@ impl Shape {
         Ok(())
     }
 
-    /// The planes of these layers, and where the first piece of them lies in a slot.
-    fn planes<'a>(&self, tensors: &'a PagedTensors, layers: Range<u16>) -> (&'a [PlaneRange], usize) {
-        let planes_each = tensors.planes().len() / usize::from(self.layers);
-        let planes =
-            &tensors.planes()[usize::from(layers.start) * planes_each..usize::from(layers.end) * planes_each];
-        (planes, usize::from(layers.start) * self.layer_bytes)
-    }
-
     /// Where each piece of these layers lies: its plane, and its place in a slot.
     fn pieces<'a>(
         &self,
         tensors: &'a PagedTensors,
         layers: Range<u16>,
     ) -> impl Iterator<Item = (&'a PlaneRange, usize)> {
-        let (planes, start) = self.planes(tensors, layers);
-        planes.iter().scan(start, |offset, plane| {
+        let planes_each = tensors.planes().len() / usize::from(self.layers);
+        let (from, to) = (usize::from(layers.start), usize::from(layers.end));
+        let planes = &tensors.planes()[from * planes_each..to * planes_each];
+        planes.iter().scan(from * self.layer_bytes, |offset, plane| {
             let at = *offset;
             *offset += plane.bytes;
             Some((plane, at))

@@ -72,7 +72,7 @@ pub(crate) struct HandOffRoutes {
     whole: Vec<CopyRoute>,
 }
 
-/// What [`DeviceCopyThreads::open`] makes.
+/// The threads, slots and copiers that [`DeviceCopyThreads::open`] makes.
 pub(super) struct DeviceOpened {
     pub(super) threads: DeviceCopyThreads,
     pub(super) pool: Arc<SlotPool>,
@@ -114,7 +114,7 @@ impl DeviceCopyThreads {
             is_closing: Arc::default(),
             threads: Mutex::default(),
         };
-        // Those that were started end when `threads` is dropped.
+        // The threads that were started end when `threads` is dropped.
         let pushes = threads.start("kvasir-kv-push", &kernels, completions)?;
         let arrivals = threads.start("kvasir-kv-arrive", &kernels, completions)?;
         *lock(&threads.jobs) = Some([pushes, arrivals]);
@@ -148,7 +148,7 @@ impl DeviceCopyThreads {
     /// Kernels on a stream of their own.
     fn queue(&self, kernels: &Arc<LayoutKernels>) -> Result<KernelQueue, Failure> {
         let failed = |error: &dyn std::fmt::Display| failed("open: hand-offs of [device]", error);
-        // Somebody waits for all of them: a decode engine for its blocks, a prefill engine for blocks to compute into.
+        // An engine waits for every copy: a decode engine for its blocks, a prefill engine for blocks to compute into.
         let stream = Stream::new(&self.device, Priority::Urgent).map_err(|error| failed(&error))?;
         let config = KernelQueueConfig { items_max: ITEMS_MAX as u32, batches_max: GROUPS_MAX as u32 };
         KernelQueue::new(Arc::clone(kernels), stream, config).map_err(|error| failed(&error))
@@ -226,7 +226,7 @@ fn work(
     }
 }
 
-/// One thread's stream and kernels.
+/// The stream and kernels of a thread.
 struct DeviceCopier {
     queue: KernelQueue,
     /// A panic may have left something behind.

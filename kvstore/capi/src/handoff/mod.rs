@@ -119,7 +119,7 @@ pub(crate) struct HandOffs {
     pool: Arc<SlotPool>,
     /// Host slots on the way of blocks that lie in a device's memory.
     staging_pool: Option<Arc<SlotPool>>,
-    /// What copies the blocks of a device.
+    /// The threads that copy the blocks of a device.
     device: Option<DeviceCopyThreads>,
     completions: Completions,
     address: Addresses,

@@ -48,7 +48,7 @@ impl HandOffs {
         let direct = opened.as_ref().filter(|opened| opened.checksummer.is_some());
         let shown = direct.map_or(&host, |opened| &opened.pool).slab();
         if direct.is_some() {
-            // What goes to a peer with other heads is staged all the same: from the host's slots.
+            // A push to a peer with other heads is staged all the same: from the host's slots.
             config.sources.push(Arc::clone(host.slab()));
         }
         let because = if direct.is_some() { "device.direct = true: " } else { "" };

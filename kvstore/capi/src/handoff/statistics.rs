@@ -1,4 +1,4 @@
-//! What hand-offs count, as C has it.
+//! Statistics of hand-offs, as the C API gives them.
 
 use dataplane_rails::RailCounters;
 use dataplane_transfer::{BOUNDS, StageSnapshot};

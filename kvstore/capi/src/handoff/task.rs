@@ -14,7 +14,7 @@ use crate::operation::Outcome;
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
 
-/// One copy of a hand-off, for the thread that carries it out.
+/// A copy of a hand-off, for the thread that carries it out.
 #[derive(Debug)]
 pub(crate) struct CopyTask {
     pub(super) handoffs: Arc<HandOffs>,
@@ -43,7 +43,7 @@ impl CopyTask {
         }
     }
 
-    /// What tells the receivers of a push, and the pushes behind it, that it does not come.
+    /// A call that tells the receivers of a push, and the pushes behind it, that it does not come.
     pub(super) fn given_up(&self) -> impl FnOnce() + use<> {
         let handoffs = Arc::clone(&self.handoffs);
         let push = match &self.task {
@@ -106,7 +106,7 @@ impl CopyTask {
 
 /// Why a push is not in its slots.
 enum NotCopied {
-    /// Nobody wants it, or there is no slot.
+    /// The copy is not wanted any more, or there is no slot.
     Outcome(Status),
     /// The device has failed.
     Failed(Failure),
