@@ -22,12 +22,13 @@
 //! 5. A slab whose slots lie in a device's memory is refused where the fabric is made, and its slots are never given to
 //!    a fabric for which [`Fabric::reaches_device_memory`] is false.
 //! 6. One thread drives a fabric; `poll` takes a budget and returns at once.
-//! 7. A connection between processes is reported once both sides have proved that they hold the same secret ([`auth`]). What
+//! 7. A connection between processes is reported once both sides have proved that they hold the same secret ([`auth`], [`handshake`]). What
 //!    peers may do with the slab is [`PeerAccess`].
 
 pub mod auth;
 pub mod cores;
 pub mod faults;
+pub mod handshake;
 mod request;
 pub mod sim;
 pub mod testing;

@@ -4,7 +4,7 @@
 //! can reach it, and containers with namespaces of their own cannot: who may connect is decided by
 //! the peer's credentials, not by the file's permissions.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 
 use rustix::io::Errno;
@@ -50,11 +50,6 @@ pub(crate) fn listen(address: &str) -> Result<OwnedFd, ShmError> {
     rustix::net::bind(&socket, &parsed).map_err(system("bind", address))?;
     rustix::net::listen(&socket, BACKLOG).map_err(system("listen", address))?;
     Ok(socket)
-}
-
-/// The next connection, or why there is none.
-pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
-    rustix::net::accept_with(listener.as_fd(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
 
 /// Removes the file of a socket without a listener, and says whether it did. Other files are left alone: `bind` refuses them.

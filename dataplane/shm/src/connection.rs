@@ -3,24 +3,22 @@
 //! Hot path: `write` and `read`: one check of each range, one look at the generation, the copy. They take parts of
 //! the request by reference: to copy what the caller has just stored piece by piece in wider pieces stalls the load.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Instant;
 
-use dataplane_fabric::auth::Authentication;
+use dataplane_fabric::handshake::{Handshakes, Ticket};
 use dataplane_fabric::{PeerId, Rows, SlotRange, Source, Target};
 use dataplane_memory::Slab;
 
 use crate::doorbell::RemoteDoorbell;
-use crate::handshake::Hello;
+use crate::hello::Hello;
 use crate::ring::{Inbound, Outbound};
 use crate::{ShmConfig, ShmError};
 
 /// Where a connection stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// We connected and wait for the peer's opening or its hello, until then.
-    Greeting(Instant),
+    /// We connected and wait for the peer's hello.
+    Greeting,
     /// Both hellos are exchanged.
     Open,
     /// We have said goodbye and wait until the peer, who may still write to our slab, does too.
@@ -32,11 +30,11 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) peer: PeerId,
-    pub(crate) socket: OwnedFd,
+    /// Its socket.
+    pub(crate) ticket: Ticket,
     /// The peer's process, 0 when it is not visible from here.
     pub(crate) pid: i32,
     pub(crate) state: State,
-    pub(crate) authentication: Authentication,
     /// What the peer writes to us.
     pub(crate) inbound: Inbound,
     /// While the connection is open.
@@ -54,13 +52,15 @@ impl Connection {
 
     /// Says goodbye, if that has not been done. The end is reported when the peer has closed its side: until
     /// then it may be in the middle of a copy into our slab.
-    pub(crate) fn start_closing(&mut self, reason: &str) {
+    pub(crate) fn start_closing(&mut self, handshakes: &Handshakes, reason: &str) {
         if self.state == State::Open {
             self.state = State::Closing;
             self.reason = self.named(reason);
             self.remote = None;
-            // If the peer is gone already, the next look at the socket says so.
-            let _gone = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+            if let Some(socket) = handshakes.socket(self.ticket) {
+                // If the peer is gone already, the next look at the socket says so.
+                let _gone = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+            }
         }
     }
 

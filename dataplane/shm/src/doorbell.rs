@@ -1,7 +1,6 @@
-//! How a node sleeps and is woken: a word in shared memory, an eventfd, and the epoll descriptor of its sockets.
+//! How a node sleeps and is woken: a word in shared memory, and an eventfd.
 //!
-//! The protocol of the word is in `word.rs`. The node's thread sleeps in `poll(2)` on the epoll descriptor, which holds the
-//! eventfd and the sockets.
+//! The protocol of the word is in `word.rs`. The node's thread sleeps in `poll(2)` on the eventfd and on what tells of its sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU32;
@@ -34,15 +33,14 @@ impl Word {
 pub(crate) struct Doorbell {
     word: Word,
     eventfd: OwnedFd,
-    epoll: OwnedFd,
 }
 
 impl Doorbell {
-    pub(crate) fn create(epoll: OwnedFd) -> Result<Self, ShmError> {
+    pub(crate) fn create() -> Result<Self, ShmError> {
         let layout = SlabLayout { slot_bytes: WORD_BYTES, slot_count: 1 };
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(ShmError::system("eventfd"))?;
-        Ok(Self { word: Word(Slab::create("kvasir-doorbell", layout, PageSize::Standard)?), eventfd, epoll })
+        Ok(Self { word: Word(Slab::create("kvasir-doorbell", layout, PageSize::Standard)?), eventfd })
     }
 
     pub(crate) fn word_memory(&self) -> BorrowedFd<'_> {
@@ -51,10 +49,6 @@ impl Doorbell {
 
     pub(crate) fn eventfd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
-    }
-
-    pub(crate) fn epoll(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
     }
 
     /// Empties the eventfd.
@@ -114,8 +108,7 @@ mod tests {
     use super::*;
 
     fn doorbell() -> Doorbell {
-        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).expect("epoll");
-        Doorbell::create(epoll).expect("doorbell")
+        Doorbell::create().expect("doorbell")
     }
 
     #[test]

@@ -1,4 +1,3 @@
-use dataplane_fabric::auth::AuthError;
 use dataplane_memory::MemoryError;
 use rustix::io::Errno;
 
@@ -29,9 +28,12 @@ pub enum ShmError {
     /// The peer's first message is not what a peer sends.
     #[error("shared-memory handshake: {0}")]
     Handshake(&'static str),
-    /// The peer is of another protocol, or does not hold this node's secret.
-    #[error("shared-memory handshake: the peer is refused: {0}")]
-    Auth(AuthError),
+    /// The sockets of connections cannot be made or looked at.
+    #[error("shared-memory fabric: {0}")]
+    Socket(std::io::Error),
+    /// This side's hello could not be sent.
+    #[error("shared-memory handshake: the hello could not be sent: {0}")]
+    Hello(String),
     /// The peer belongs to another user.
     #[error("shared-memory handshake: process {pid} is of user {uid}, and only our own user may connect")]
     OtherUser {

@@ -2,13 +2,15 @@
 //!
 //! Hot path: `post`, `flush` and `poll` with open connections. A one-sided operation takes effect in `post`; its
 //! completion waits for `poll`. Unsignalled ones leave no trace at all. No allocation, no lock; one system call for
-//! a flush to a sleeping peer. Sockets are in `greeting.rs`, receiving is in `poll.rs`.
+//! a flush to a sleeping peer. Connections are made and ended in `greeting.rs`, receiving is in `poll.rs`.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use dataplane_fabric::auth::{Protocol, Transport};
+use dataplane_fabric::handshake::{HandshakeConfig, Handshakes, News};
 use dataplane_fabric::{
     Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest,
 };
@@ -16,11 +18,9 @@ use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 use crate::connection::{Access, State};
 use crate::doorbell::Doorbell;
-use crate::greeting::{Greeting, Listener};
 use crate::metrics::Sums;
 use crate::table::Table;
-use crate::watch::{self, Watch};
-use crate::{ShmConfig, ShmCounters, ShmError};
+use crate::{ShmConfig, ShmCounters, ShmError, address, hello};
 
 /// Completions that may wait for `poll` before `post` says full.
 const COMPLETIONS_MAX: usize = 4096;
@@ -28,10 +28,8 @@ const COMPLETIONS_MAX: usize = 4096;
 /// its length: without this limit, one caller with many writes would keep the thread from polling.
 const COPIED_BYTES_MAX: usize = 192 << 10;
 
-/// What the descriptors of the epoll set mean; greetings and peers have tokens above these.
-pub(crate) const TOKEN_DOORBELL: u64 = 0;
-pub(crate) const TOKEN_LISTENER: u64 = 1;
-pub(crate) const TOKEN_TIMER: u64 = 2;
+/// Accepted sockets that have not proved themselves.
+const STRANGERS_MAX: usize = 64;
 
 /// Shared memory between the processes of one host.
 pub struct ShmFabric {
@@ -39,10 +37,10 @@ pub struct ShmFabric {
     /// What peers are given: the node's slab, or one of nothing.
     pub(crate) shown: Arc<Slab>,
     pub(crate) doorbell: Doorbell,
-    pub(crate) watch: Watch,
-    pub(crate) listener: Option<Listener>,
-    pub(crate) greetings: Vec<Greeting>,
-    pub(crate) next_greeting: u64,
+    pub(crate) handshakes: Handshakes,
+    /// What the last look at the sockets found: empty between two looks.
+    pub(crate) news: Vec<News>,
+    listening_at: Option<String>,
     pub(crate) table: Table,
     /// Connections with something to publish.
     dirty: Vec<PeerId>,
@@ -75,24 +73,24 @@ impl ShmFabric {
             return Err(ShmError::DeviceMemory);
         }
         let shown = if config.access.allows_writes() { slab } else { Arc::new(empty_slab()?) };
-        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC)
-            .map_err(ShmError::system("epoll_create1"))?;
         let counters = Arc::<ShmCounters>::default();
-        let doorbell = Doorbell::create(epoll)?;
-        let watch = Watch::create()?;
-        watch::add(doorbell.epoll(), doorbell.eventfd(), TOKEN_DOORBELL)?;
-        watch::add(doorbell.epoll(), watch.timer(), TOKEN_TIMER)?;
-        let listener = listen.map(Listener::bind).transpose()?;
-        if let Some(listener) = &listener {
-            watch::add(doorbell.epoll(), listener.socket.as_fd(), TOKEN_LISTENER)?;
-        }
+        let doorbell = Doorbell::create()?;
+        let handshakes = HandshakeConfig {
+            protocol: Protocol { transport: Transport::Shm, versions: config.versions },
+            key: config.key.clone(),
+            frame_bytes: hello::MAGIC.len(),
+            descriptors: Some(hello::DESCRIPTORS),
+            timeout: config.handshake_timeout,
+            strangers_max: STRANGERS_MAX,
+        };
+        let listener = listen.map(address::listen).transpose()?;
+        let handshakes = Handshakes::new(handshakes, listener).map_err(ShmError::Socket)?;
         Ok(Self {
             shown,
             doorbell,
-            watch,
-            listener,
-            greetings: Vec::with_capacity(crate::greeting::GREETINGS_MAX),
-            next_greeting: 0,
+            handshakes,
+            news: Vec::new(),
+            listening_at: listen.map(str::to_owned),
             table: Table::new(config.connections_max),
             dirty: Vec::with_capacity(config.connections_max),
             completions: VecDeque::with_capacity(COMPLETIONS_MAX),
@@ -132,10 +130,11 @@ impl ShmFabric {
             self.completions.push_back((request.id, Completion::PeerDown));
         }
         if let Some(connection) = self.table.get_mut(request.peer) {
-            connection.start_closing(match access {
+            let reason = match access {
                 Access::Stale => "remote access error: a slot that was reused since it was named",
                 _ => "remote access error: bytes outside of a slot, or rows that overlap",
-            });
+            };
+            connection.start_closing(&self.handshakes, reason);
         }
     }
 }
@@ -244,12 +243,12 @@ impl Fabric for ShmFabric {
         let Some(connection) = self.table.get_mut(peer) else { return };
         match connection.state {
             // No slot was named to it yet, so nothing can arrive from it.
-            State::Greeting(_) => self.drop_connection(peer, REASON),
+            State::Greeting => self.drop_connection(peer, REASON),
             State::Open => {
                 // What was posted before shall arrive before the end.
                 self.flush();
                 if let Some(connection) = self.table.get_mut(peer) {
-                    connection.start_closing(REASON);
+                    connection.start_closing(&self.handshakes, REASON);
                 }
             }
             State::Closing | State::Ended => {}
@@ -257,7 +256,7 @@ impl Fabric for ShmFabric {
     }
 
     fn wait_descriptors<'a>(&'a self, descriptors: &mut Vec<BorrowedFd<'a>>) {
-        descriptors.push(self.doorbell.epoll());
+        descriptors.extend([self.doorbell.eventfd(), self.handshakes.descriptor()]);
     }
 
     fn prepare_wait(&mut self) -> bool {
@@ -277,8 +276,8 @@ impl Fabric for ShmFabric {
 
 impl Drop for ShmFabric {
     fn drop(&mut self) {
-        if let Some(listener) = &self.listener {
-            listener.remove();
+        if let Some(address) = &self.listening_at {
+            address::remove(address);
         }
     }
 }

@@ -8,7 +8,7 @@
 //! Per operation: no allocation for writes and reads, one for a received message; no lock; no system call unless
 //! the peer sleeps (one for a flush). A `poll` that finds nothing looks at the sockets (one `epoll_wait`) every 64th time.
 //!
-//! Who may be a peer: processes that prove that they hold our secret (`dataplane_fabric::auth`), of the same effective
+//! Who may be a peer: processes that prove that they hold our secret (`dataplane_fabric::handshake`), of the same effective
 //! user unless the configuration admits others. With `PeerAccess::None` a peer gets an empty slab; else it maps
 //! our slab writable, so it can overwrite every byte there and the doorbell word; what it cannot do is make
 //! us fault (the memory is sealed against shrinking), read past a ring (headers are copied once, then checked)
@@ -39,17 +39,17 @@ mod fabric;
 #[cfg(not(loom))]
 mod greeting;
 #[cfg(not(loom))]
-mod handshake;
+mod hello;
 #[cfg(not(loom))]
 mod metrics;
+#[cfg(not(loom))]
+mod peer;
 #[cfg(not(loom))]
 mod poll;
 #[cfg(not(loom))]
 mod ring;
 #[cfg(not(loom))]
 mod table;
-#[cfg(not(loom))]
-mod watch;
 #[doc(hidden)]
 pub mod word;
 

@@ -22,6 +22,7 @@ impl ShmFabric {
         let has_slept = std::mem::take(&mut self.announced);
         if has_slept {
             self.doorbell.retract();
+            self.doorbell.drain();
         }
         self.polls = self.polls.wrapping_add(1);
         self.copied_bytes = 0;
@@ -85,7 +86,7 @@ impl ShmFabric {
                     Ok(Some(Record::Immediate(value))) => events.push(Event::Immediate { peer, value }),
                     Ok(Some(Record::Message(message))) => events.push(Event::Message { peer, message }),
                     Err(reason) => {
-                        connection.start_closing(reason);
+                        connection.start_closing(&self.handshakes, reason);
                         // A producer that is gone already: there is no end to wait for.
                         connection.inbound.discard();
                         break;

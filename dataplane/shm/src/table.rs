@@ -80,18 +80,16 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use dataplane_fabric::auth::{Authentication, Transport};
+    use dataplane_fabric::handshake::Ticket;
 
     use super::*;
     use crate::connection::State;
     use crate::ring::Inbound;
 
     fn connection(peer: PeerId) -> Connection {
-        let (socket, _) = std::os::unix::net::UnixStream::pair().expect("pair");
         let inbound = Inbound::create(256 << 10).expect("rings");
-        let (state, reason) = (State::Open, String::new());
-        let (authentication, remote) = (Authentication::accepting(Transport::Shm.into()), None);
-        Connection { peer, socket: socket.into(), pid: 1, state, authentication, inbound, remote, reason }
+        let (state, remote, reason) = (State::Open, None, String::new());
+        Connection { peer, ticket: Ticket(peer.0), pid: 1, state, inbound, remote, reason }
     }
 
     #[test]

@@ -1,0 +1,47 @@
+//! The process on the other side of a socket.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::io::Errno;
+
+use crate::ShmError;
+
+/// A process, as the kernel knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PeerProcess {
+    /// 0 when the process is not visible in our PID namespace.
+    pub(crate) pid: i32,
+    /// The effective user when it connected or listened.
+    pub(crate) uid: u32,
+}
+
+/// Reads `SO_PEERCRED` (unix(7)). Not through rustix, whose process id cannot be 0.
+pub(crate) fn process(socket: impl AsFd) -> Result<PeerProcess, ShmError> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is borrowed; value and length point to live locals of the type and size that
+    // SO_PEERCRED fills.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    };
+    if result != 0 {
+        let errno = Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL);
+        return Err(ShmError::system("getsockopt(SO_PEERCRED)")(errno));
+    }
+    Ok(PeerProcess { pid: found.pid, uid: found.uid })
+}
+
+/// Refuses another user's process when that is asked for.
+pub(crate) fn admit(socket: impl AsFd, same_user_only: bool) -> Result<PeerProcess, ShmError> {
+    let peer = process(socket)?;
+    if same_user_only && peer.uid != rustix::process::geteuid().as_raw() {
+        return Err(ShmError::OtherUser { pid: peer.pid, uid: peer.uid });
+    }
+    Ok(peer)
+}
