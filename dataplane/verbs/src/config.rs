@@ -102,7 +102,7 @@ pub struct VerbsConfig {
     pub send_buffers: u32,
     /// Connections at a time, 1..=4096.
     pub connections_max: usize,
-    /// Those of them that may be in the middle of the handshake because a peer asked, 1..=4096.
+    /// Accepted sockets that have not proved that they are a peer's, 1..=4096; they take no place among the connections.
     pub handshakes_max: usize,
     /// What peers may do with the fabric's own slab, as the device enforces it: with [`PeerAccess::None`] no key of this
     /// node's memory works for others. A peer that may write can write the whole slab: a device knows no generations.

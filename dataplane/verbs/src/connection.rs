@@ -1,8 +1,8 @@
 //! One peer: its handshake, its two lanes, and how it ends.
 //!
 //! ```text
-//! initiator: Connecting ─▶ Greeting ─(Make)─▶ hello sent ── peer's hello ──▶ Preparing ─(Connect)─▶ Readying ─▶ Established
-//! acceptor:                Greeting ── peer's hello ──▶ Preparing ─(MakeConnected)─▶ hello sent, Readying ─▶ Established
+//! initiator: Greeting ─(Make)─▶ hello sent ── peer's hello ──▶ Preparing ─(Connect)─▶ Readying ─▶ Established
+//! acceptor:  peer's hello ──▶ Preparing ─(MakeConnected)─▶ hello sent, Readying ─▶ Established
 //! any of them ── begin_end ─(Stop)─▶ Draining ── drained, or too late ─(Destroy)─▶ Destroying ─▶ removed
 //! ```
 //!
@@ -16,7 +16,6 @@ use dataplane_fabric::PeerId;
 use crate::commands::{Abandoned, Destination};
 use crate::config::VerbsConfig;
 use crate::device::LinkLayer;
-use crate::handshake::Exchange;
 use crate::lane::{Agreement, Lane, Pair};
 use crate::local::Local;
 use crate::queue_pair::{Path, Retries};
@@ -25,9 +24,7 @@ use crate::wire::{Handshake, Hello, LaneAddress, RemoteSlots};
 /// How far a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// TCP is connecting.
-    Connecting,
-    /// The peer's hello is awaited.
+    /// The peer's hello is awaited, for as long as [`Handshakes`](dataplane_fabric::handshake::Handshakes) allows.
     Greeting,
     /// The peer's hello is here; our pairs are being brought to where they can send to it.
     Preparing,
@@ -57,9 +54,6 @@ pub(crate) struct Connection {
     pub(crate) peer: PeerId,
     pub(crate) address: SocketAddr,
     pub(crate) is_initiator: bool,
-    /// Whether it counts among those that a peer asked for and that are in the handshake: also after its end, until the command
-    /// for its set-up is back.
-    pub(crate) is_caller: bool,
     /// Whether the user knows of it.
     pub(crate) is_announced: bool,
     pub(crate) abandoned: Abandoned,
@@ -71,7 +65,6 @@ pub(crate) struct Connection {
     /// By lane: whether the device has said that its pair holds no receive of the shared queue any more.
     pub(crate) receives_returned: [bool; 2],
     pub(crate) reason: String,
-    pub(crate) exchange: Option<Exchange>,
     pub(crate) lanes: [Lane; 2],
     pub(crate) psns: [u32; 2],
     /// Whether the peer has said that its pairs are ready, before ours were.
@@ -86,7 +79,6 @@ impl Connection {
     pub(crate) fn new(
         peer: PeerId,
         address: SocketAddr,
-        exchange: Exchange,
         psns: [u32; 2],
         config: &VerbsConfig,
         is_initiator: bool,
@@ -96,15 +88,13 @@ impl Connection {
             peer,
             address,
             is_initiator,
-            is_caller: !is_initiator,
             is_announced: is_initiator,
             abandoned: Abandoned::default(),
-            phase: if is_initiator { Phase::Connecting } else { Phase::Greeting },
-            deadline: Some(Instant::now() + config.handshake_timeout),
+            phase: Phase::Greeting,
+            deadline: None,
             ended_at: Instant::now(),
             receives_returned: [false; 2],
             reason: String::new(),
-            exchange: Some(exchange),
             lanes: [Lane::new(queue_max), Lane::new(queue_max)],
             psns,
             peer_is_ready: false,
@@ -112,11 +102,6 @@ impl Connection {
             message_bytes_max: 0,
             is_listed: false,
         }
-    }
-
-    /// Whether it counted among the callers, which it does not any more.
-    pub(crate) fn leave_callers(&mut self) -> bool {
-        std::mem::take(&mut self.is_caller)
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -146,21 +131,18 @@ impl Connection {
         self.deadline
     }
 
-    /// Whether our hello is queued or sent, on the side that connects: its pairs wait for the peer's.
+    /// Whether our hello is sent, on the side that connects: its pairs wait for the peer's.
     pub(crate) fn has_greeted(&self) -> bool {
         self.lanes.iter().all(|lane| matches!(lane.pair, Pair::Initialised(_)))
     }
 
-    /// Queues our hello; the lanes must have their pairs.
-    pub(crate) fn greet(&mut self, local: &Local) {
+    /// Our hello; the lanes must have their pairs.
+    pub(crate) fn hello(&self, local: &Local) -> Handshake {
         let lane = |index: usize| LaneAddress {
             queue_pair: self.lanes[index].number().unwrap_or(0),
             psn: self.psns[index],
         };
-        let hello = Handshake::Hello(local.hello([lane(0), lane(1)]));
-        if let Some(exchange) = &mut self.exchange {
-            exchange.queue(&hello);
-        }
+        Handshake::Hello(local.hello([lane(0), lane(1)]))
     }
 
     /// Takes what the peer says of itself; the peer's ends of our pairs.

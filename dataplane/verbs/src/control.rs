@@ -1,20 +1,18 @@
 //! The set-up of connections: sockets, handshakes, commands for queue pairs, and deadlines.
 //!
-//! One epoll descriptor covers the listener, all sockets, the completion channel, the asynchronous events and
-//! a timer; it is what a sleeper waits on. Bounds: connections, and those among them that a peer asked for and
-//! that have not finished the handshake. Of these the oldest that has not proved itself makes room for the next, so that
-//! strangers keep nobody out. When there is no room even so, or descriptors run out, accepting pauses: connections wait
-//! in the listener's backlog, and a full loop over a descriptor that stays readable is avoided. A silent peer loses its
-//! place at the handshake's deadline at the latest.
+//! One epoll descriptor covers the sockets ([`Handshakes`](dataplane_fabric::handshake::Handshakes)), the completion channel,
+//! the asynchronous events and the outcomes of commands; it is what a sleeper waits on. A peer that has proved itself and finds
+//! no place among the connections is told so.
 
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use dataplane_fabric::auth::AuthError;
+use dataplane_fabric::handshake::{Failure, News, Ticket};
 use dataplane_fabric::{ConnectError, Event, PeerId};
 use rustix::event::epoll;
-use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use crate::VerbsError;
@@ -23,17 +21,13 @@ use crate::completion::POLL_BATCH;
 use crate::connection::{Connection, Phase};
 use crate::ends::forget_pair;
 use crate::fabric::{Route, VerbsFabric};
-use crate::handshake::{Exchange, Incoming, tune};
 use crate::lane::{Lane, Pair};
 use crate::numbers::NumberMap;
 use crate::queue_pair::{Initialised, ReadyToSend};
-use crate::watch::{ASYNC, CHANNEL, COMMANDS, LISTENER, PEERS, TIMER};
+use crate::sockets;
+use crate::watch::{ASYNC, COMMANDS, HANDSHAKES};
 use crate::wire::{Handshake, Hello, Refusal};
 
-/// Connections accepted at one look.
-const ACCEPTS_MAX: usize = 32;
-/// How long accepting pauses when the system has no descriptor left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Peers' packet numbers have 24 bits.
 const PSN_MASK: u64 = 0xFF_FFFF;
 
@@ -43,44 +37,61 @@ const DRAIN_POLLS: usize = 64;
 impl VerbsFabric {
     /// One look at the descriptors and at deadlines that have passed.
     pub(crate) fn look_after_connections(&mut self) {
-        let mut room = [MaybeUninit::<epoll::Event>::uninit(); 64];
+        let mut room = [MaybeUninit::<epoll::Event>::uninit(); 4];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let tokens: ([u64; 64], usize) = match epoll::wait(&self.control.epoll, &mut room[..], Some(&at_once))
-        {
-            Ok((ready, _)) => {
-                let mut tokens = [0; 64];
-                ready.iter().zip(&mut tokens).for_each(|(event, token)| *token = event.data.u64());
-                (tokens, ready.len())
-            }
-            Err(_) => ([0; 64], 0),
-        };
-        let tokens = &tokens.0[..tokens.1];
+        let ready = epoll::wait(&self.control.epoll, &mut room[..], Some(&at_once));
+        // The channel's events are taken after a sleep, by `poll`.
+        let ready: &[epoll::Event] = ready.map_or(&[], |(ready, _)| ready);
+        let [commands, sockets, events] =
+            [COMMANDS, HANDSHAKES, ASYNC].map(|token| ready.iter().any(|event| event.data.u64() == token));
         // First: a new pair may have the address or the number of one that is gone.
-        if tokens.contains(&COMMANDS) {
+        if commands {
             self.take_outcomes();
         }
-        for &token in tokens {
-            match token {
-                LISTENER => self.accept(),
-                ASYNC => self.take_async_events(),
-                CHANNEL | COMMANDS => {}
-                TIMER => {
-                    let mut count = [0; 8];
-                    let _spurious = rustix::io::read(&self.control.timer, &mut count);
-                }
-                token => self.progress(token.wrapping_sub(PEERS)),
-            }
+        if sockets {
+            self.look_at_sockets();
         }
-        if self.unsettled > 0 || self.control.paused_until.is_some() {
+        if events {
+            self.take_async_events();
+        }
+        if self.unsettled > 0 {
             self.look_at_deadlines();
         }
     }
 
+    fn look_at_sockets(&mut self) {
+        let mut news = std::mem::take(&mut self.news);
+        let peer_dead_after = self.local.config.peer_dead_after;
+        let admit = |socket: &OwnedFd| {
+            sockets::tune(socket, peer_dead_after);
+            true
+        };
+        self.handshakes.look(admit, &mut news);
+        let counts = self.handshakes.take_counts();
+        self.metrics.handshakes_failed += counts.refused;
+        self.metrics.unproved_handshakes += counts.unproved;
+        self.metrics.accept_pauses += counts.accept_pauses;
+        if counts.accept_pauses > 0 {
+            tracing::warn!("accepting RDMA handshakes pauses: no descriptors or no memory");
+        }
+        for news in news.drain(..) {
+            match news {
+                News::Opened { ticket } => self.opened(ticket.0),
+                News::Frame { ticket, frame, .. } => self.take_frame(ticket, &frame),
+                News::Failed { ticket, failure } => {
+                    self.metrics.unproved_handshakes +=
+                        u64::from(failure == Failure::Auth(AuthError::Secret));
+                    // No answer: a proof under our key would help a stranger to guess it.
+                    self.begin_end(ticket.0, &failure.to_string());
+                }
+                News::Closed { ticket, reason } => self.begin_end(ticket.0, &reason),
+            }
+        }
+        self.news = news;
+    }
+
     fn look_at_deadlines(&mut self) {
         let now = Instant::now();
-        if self.control.paused_until.is_some_and(|until| until <= now) {
-            self.control.paused_until = None;
-        }
         let late = |connection: &Connection| connection.next_look().is_some_and(|deadline| deadline <= now);
         // Ends allocate; they are rare.
         let late: Vec<(u64, Phase)> = self
@@ -100,53 +111,21 @@ impl VerbsFabric {
                     }
                     self.destroy_pairs(number);
                 }
-                Phase::Connecting => self.begin_end(number, "cannot connect: timed out"),
                 _ => self.begin_end(number, "the handshake timed out"),
             }
         }
-        self.resume_accepting();
     }
 
-    fn resume_accepting(&mut self) {
-        let is_paused = self.control.paused_until.is_some();
-        let accept = !is_paused && self.has_place() && self.fatal.is_none();
-        self.control.set_accepting(accept);
-    }
-
-    fn has_place(&self) -> bool {
-        self.connections.len() < self.local.config.connections_max
-            && (self.callers < self.local.config.handshakes_max || self.oldest_stranger().is_some())
-    }
-
-    /// The caller that has waited longest without a proof; it has no queue pairs.
-    fn oldest_stranger(&self) -> Option<u64> {
-        let is_stranger =
-            |connection: &Connection| connection.is_caller && connection.phase == Phase::Greeting;
-        let strangers = self.connections.iter().filter(|(_, connection)| is_stranger(connection));
-        strangers.map(|(&number, _)| number).min()
-    }
-
-    fn make_room_for_caller(&mut self) {
-        if self.callers < self.local.config.handshakes_max {
-            return;
-        }
-        if let Some(oldest) = self.oldest_stranger() {
-            self.begin_end(oldest, "it makes room for another caller");
-            self.finish_end(oldest);
-        }
-    }
-
-    /// Sets the timer to the next deadline: a sleeper shall notice it. Returns whether one has passed.
+    /// A sleeper shall notice the next deadline. Returns whether one has passed.
     pub(crate) fn set_timer(&mut self) -> bool {
-        let next = if self.unsettled > 0 {
-            self.connections.values().filter_map(|connection| connection.next_look()).min()
-        } else {
-            None
-        };
-        let next = next.into_iter().chain(self.control.paused_until).min();
-        let after = next.map(|next| next.saturating_duration_since(Instant::now()));
-        self.control.set_timer(after);
-        after.is_some_and(|after| after.is_zero())
+        if self.unsettled == 0 {
+            return false;
+        }
+        let next = self.connections.values().filter_map(|connection| connection.next_look()).min();
+        if let Some(next) = next {
+            self.handshakes.wake_at(next);
+        }
+        next.is_some_and(|next| next <= Instant::now())
     }
 
     fn psns(&mut self) -> [u32; 2] {
@@ -195,8 +174,8 @@ impl VerbsFabric {
         if connection.phase.is_end() {
             return self.stop_pairs(number);
         }
-        connection.greet(&self.local);
-        self.write(number);
+        let hello = connection.hello(&self.local);
+        self.say(number, &hello);
     }
 
     /// The pairs can send to the peer, which may not be so far yet.
@@ -213,14 +192,11 @@ impl VerbsFabric {
             return self.stop_pairs(number);
         }
         connection.phase = Phase::Readying;
-        if !connection.is_initiator {
-            connection.greet(&self.local);
-        }
-        if let Some(exchange) = &mut connection.exchange {
-            exchange.queue(&Handshake::Ready);
-        }
         let peer_is_ready = connection.peer_is_ready;
-        self.write(number);
+        let hello = (!connection.is_initiator).then(|| connection.hello(&self.local));
+        for frame in hello.iter().chain([&Handshake::Ready]) {
+            self.say(number, frame);
+        }
         if peer_is_ready {
             self.establish_if_readying(number);
         }
@@ -242,23 +218,16 @@ impl VerbsFabric {
         self.begin_end(number, &error.to_string());
     }
 
-    fn insert(&mut self, connection: Connection) -> Result<(), VerbsError> {
-        let number = connection.peer.0;
-        if let Some(exchange) = &connection.exchange {
-            self.control.watch(&exchange.socket, number, connection.is_initiator, true).map_err(|errno| {
-                VerbsError::System { operation: "epoll_ctl of a handshake".to_owned(), error: errno.into() }
-            })?;
-        }
-        self.callers += usize::from(connection.is_caller);
-        self.connections.insert(number, Box::new(connection));
+    fn insert(&mut self, connection: Connection) {
+        self.connections.insert(connection.peer.0, Box::new(connection));
         self.unsettled += 1;
-        Ok(())
     }
 
-    fn new_peer(&mut self) -> PeerId {
-        let peer = PeerId(self.next_peer);
-        self.next_peer += 1;
-        peer
+    /// Sends a frame with its proof.
+    fn say(&mut self, number: u64, frame: &Handshake) {
+        if let Err(reason) = self.handshakes.say(Ticket(number), &frame.encode(), &[]) {
+            self.begin_end(number, &reason);
+        }
     }
 
     pub(crate) fn start_connection(&mut self, address: &str) -> Result<PeerId, ConnectError> {
@@ -275,98 +244,60 @@ impl VerbsFabric {
             address: address.to_owned(),
             reason: "not an ip:port".to_owned(),
         })?;
-        let exchange = {
-            let config = &self.local.config;
-            Exchange::connect(target, config.peer_dead_after, config.key.clone(), config.versions)
-        };
-        let exchange = exchange.map_err(system)?;
-        let (peer, psns) = (self.new_peer(), self.psns());
-        let connection = Connection::new(peer, target, exchange, psns, &self.local.config, true);
-        self.insert(connection).map_err(|error| system(std::io::Error::other(error.to_string())))?;
+        let socket = sockets::connect(target, self.local.config.peer_dead_after).map_err(system)?;
+        let ticket = self.handshakes.connect(socket).map_err(system)?;
+        let (peer, psns) = (PeerId(ticket.0), self.psns());
+        self.insert(Connection::new(peer, target, psns, &self.local.config, true));
         Ok(peer)
     }
 
-    fn accept(&mut self) {
-        for _ in 0..ACCEPTS_MAX {
-            if !self.has_place() {
-                break;
-            }
-            let Some(listener) = &self.control.listener else { return };
-            match listener.accept() {
-                Ok((socket, address)) => {
-                    self.make_room_for_caller();
-                    tune(&socket, self.local.config.peer_dead_after);
-                    let (peer, psns) = (self.new_peer(), self.psns());
-                    let exchange =
-                        Exchange::accepted(socket, self.local.config.key.clone(), self.local.config.versions);
-                    let connection =
-                        Connection::new(peer, address, exchange, psns, &self.local.config, false);
-                    if let Err(error) = self.insert(connection) {
-                        tracing::warn!(%address, %error, "an RDMA handshake is dropped");
-                    }
+    /// The openings are here: our hello will name our pairs. Not before: a peer that cannot be reached costs none.
+    fn opened(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        match self.local.pair_parameters() {
+            Ok(parameters) => {
+                for lane in &mut connection.lanes {
+                    lane.pair = Pair::InCommand;
                 }
-                Err(error) if is_exhaustion(&error) => {
-                    tracing::warn!(%error, "accepting RDMA handshakes pauses");
-                    self.metrics.accept_pauses += 1;
-                    self.control.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
-                    break;
-                }
-                // Nobody more, or one that is gone already.
-                Err(_) => break,
+                let abandoned = connection.abandoned.clone();
+                self.submit(number, Command::Make(parameters, abandoned));
             }
+            Err(error) => self.begin_end(number, &error.to_string()),
         }
-        self.resume_accepting();
     }
 
-    /// Moves the handshake of one peer on, or notices its end.
-    fn progress(&mut self, number: u64) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
-        let Some(exchange) = &mut connection.exchange else { return };
-        if connection.phase == Phase::Connecting {
-            match exchange.connected() {
-                Ok(()) => connection.phase = Phase::Greeting,
-                Err(error) => return self.begin_end(number, &format!("cannot connect: {error}")),
-            }
+    /// A frame of a peer that holds the secret; the first of one that connected to us makes its connection.
+    fn take_frame(&mut self, ticket: Ticket, bytes: &[u8]) {
+        let frame = match bytes.first_chunk().map(Handshake::decode) {
+            Some(Ok(frame)) => Ok(frame),
+            Some(Err(reason)) => Err(format!("protocol error: {reason}")),
+            None => Err("protocol error: a short frame".to_owned()),
+        };
+        if !self.connections.contains_key(&ticket.0)
+            && let Err(reason) = self.accept(ticket)
+        {
+            tracing::info!(reason, "an RDMA handshake failed");
+            self.metrics.handshakes_failed += 1;
+            return self.handshakes.forget(ticket);
         }
-        match exchange.read() {
-            Incoming::Nothing => {}
-            Incoming::End(reason) => return self.begin_end(number, &reason),
-            Incoming::Opened => {
-                if connection.is_initiator {
-                    // Not before: a peer that cannot be reached costs no pairs.
-                    match self.local.pair_parameters() {
-                        Ok(parameters) => {
-                            for lane in &mut connection.lanes {
-                                lane.pair = Pair::InCommand;
-                            }
-                            let abandoned = connection.abandoned.clone();
-                            self.submit(number, Command::Make(parameters, abandoned));
-                        }
-                        Err(error) => return self.begin_end(number, &error.to_string()),
-                    }
-                }
-            }
-            Incoming::Frame(frame) => self.frame(number, &frame),
-            Incoming::Refused(error) => {
-                // No answer: a proof under our key would help a stranger to guess it.
-                self.metrics.unproved_handshakes += u64::from(error == AuthError::Secret);
-                return self.begin_end(number, &format!("the peer is refused: {error}"));
-            }
+        match frame {
+            Ok(frame) => self.frame(ticket.0, &frame),
+            Err(reason) => self.begin_end(ticket.0, &reason),
         }
-        self.write(number);
     }
 
-    /// Writes what the socket takes of what is queued, and has it watched for the rest.
-    fn write(&mut self, number: u64) {
-        let Some(connection) = self.connections.get_mut(&number) else { return };
-        let Some(exchange) = &mut connection.exchange else { return };
-        if let Err(error) = exchange.write() {
-            return self.begin_end(number, &error);
+    fn accept(&mut self, ticket: Ticket) -> Result<(), String> {
+        if self.connections.len() >= self.local.config.connections_max {
+            // The peer may be gone already; all that it misses is the reason.
+            let _gone = self.handshakes.say(ticket, &Handshake::Refused(Refusal::Busy).encode(), &[]);
+            return Err("the connections are used up (rdma.connections_max)".to_owned());
         }
-        let wants_to_write = exchange.wants_to_write();
-        if self.control.watch(&exchange.socket, number, wants_to_write, false).is_err() {
-            self.begin_end(number, "its socket cannot be watched");
-        }
+        let socket = self.handshakes.socket(ticket).ok_or("its socket is gone")?;
+        let name = rustix::net::getpeername(socket).ok().flatten();
+        let address = name.and_then(|name| SocketAddr::try_from(name).ok()).ok_or("it has hung up")?;
+        let psns = self.psns();
+        self.insert(Connection::new(PeerId(ticket.0), address, psns, &self.local.config, false));
+        Ok(())
     }
 
     fn frame(&mut self, number: u64, frame: &Handshake) {
@@ -398,6 +329,8 @@ impl VerbsFabric {
             return self.begin_end(number, "the peer's link layer is another one");
         }
         let Some(connection) = self.connections.get_mut(&number) else { return };
+        self.handshakes.settle(Ticket(number));
+        connection.deadline = Some(Instant::now() + self.local.config.handshake_timeout);
         let destination = connection.agree(&self.local, hello);
         let command = match connection.lanes.each_mut().map(Lane::take_for_command) {
             [Pair::Initialised(first), Pair::Initialised(second)] => {
@@ -416,14 +349,12 @@ impl VerbsFabric {
 
     fn refuse(&mut self, number: u64, reason: Refusal) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        // Before our hello was queued: else there is no room, and the end of the socket says it all.
+        // After our hello the end of the socket says it all.
         if connection.is_initiator || !matches!(connection.phase, Phase::Greeting | Phase::Preparing) {
             return;
         }
-        if let Some(exchange) = &mut connection.exchange {
-            exchange.queue(&Handshake::Refused(reason));
-            let _gone_already = exchange.write();
-        }
+        let refused = Handshake::Refused(reason).encode();
+        let _gone_already = self.handshakes.say(Ticket(number), &refused, &[]);
     }
 
     /// The peer's pairs are ready, as it said or as its first bytes show.
@@ -432,7 +363,6 @@ impl VerbsFabric {
         if connection.phase != Phase::Readying {
             return;
         }
-        self.callers -= usize::from(connection.leave_callers());
         connection.phase = Phase::Established;
         connection.deadline = None;
         connection.is_announced = true;
@@ -454,10 +384,4 @@ fn add_routes(routes: &mut NumberMap<u32, Route>, connection: &Connection) {
             routes.insert(pair, Route { peer: connection.peer.0, lane });
         }
     }
-}
-
-/// Whether accepting failed because the system has no more descriptors or memory.
-fn is_exhaustion(error: &std::io::Error) -> bool {
-    let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
-    exhausted.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }

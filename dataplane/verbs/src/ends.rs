@@ -10,9 +10,10 @@
 //! A device may refuse both, the error state and the end of a pair. Nothing is known of such a pair: what its requests
 //! name is never given back, and `PeerDown` is never reported, so that nobody reuses slots that its peer may write.
 
-use dataplane_fabric::Event;
-
 use std::time::Instant;
+
+use dataplane_fabric::Event;
+use dataplane_fabric::handshake::Ticket;
 
 use crate::commands::Command;
 use crate::connection::Phase;
@@ -38,8 +39,7 @@ impl VerbsFabric {
         connection.reason = format!("{reason} (peer {})", connection.address);
         connection.ended_at = Instant::now();
         connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
-        // Closing takes it out of epoll as well: nobody else has the descriptor.
-        connection.exchange = None;
+        self.handshakes.forget(Ticket(number));
         if connection.is_in_command() {
             connection.abandoned.set();
         } else {
@@ -50,7 +50,6 @@ impl VerbsFabric {
     /// Has the work of a connection's pairs ended.
     pub(crate) fn stop_pairs(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        self.callers -= usize::from(connection.leave_callers());
         self.polls_until_control = 0;
         let has_work = |lane: &Lane| !matches!(lane.pair, Pair::Absent | Pair::Leaked);
         if !connection.lanes.iter().any(has_work) {
@@ -105,7 +104,6 @@ impl VerbsFabric {
     pub(crate) fn finish_end(&mut self, number: u64) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         self.unsettled -= 1;
-        self.callers -= usize::from(connection.leave_callers());
         let leaked = connection.lanes.iter().filter(|lane| lane.is_leaked()).count();
         self.metrics.queue_pairs_leaked += leaked as u64;
         for lane in &mut connection.lanes {
@@ -149,6 +147,7 @@ impl VerbsFabric {
         if self.fatal.is_none() {
             tracing::error!(reason, "RDMA stops");
             self.fatal = Some(reason.to_owned());
+            self.handshakes.stop_listening();
         }
         let numbers: Vec<u64> = self.connections.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.begin_end(number, reason));

@@ -8,10 +8,12 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use dataplane_fabric::auth::{Protocol, Transport};
+use dataplane_fabric::handshake::{HandshakeConfig, Handshakes, News};
 use dataplane_fabric::{
     Completion, ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Priority,
     WorkRequest,
@@ -31,9 +33,10 @@ use crate::memory_region::Registration;
 use crate::metrics::{Metrics, VerbsCounters};
 use crate::numbers::NumberMap;
 use crate::post::PostArray;
+use crate::sockets;
 use crate::translate::translate;
 use crate::watch::Control;
-use crate::wire::{SEGMENT_HEADER_BYTES, Segment};
+use crate::wire::{HANDSHAKE_BYTES, SEGMENT_HEADER_BYTES, Segment};
 
 /// Polls between two looks at the sockets.
 const CONTROL_EVERY: u32 = 32;
@@ -57,19 +60,19 @@ pub struct VerbsFabric {
     pub(crate) array: PostArray,
     pub(crate) commands: CommandThread,
     pub(crate) control: Control,
+    pub(crate) handshakes: Handshakes,
+    /// What the last look at the sockets found: empty between two looks.
+    pub(crate) news: Vec<News>,
     pub(crate) events: VecDeque<Event>,
     /// Peers whose lanes have something to post.
     pub(crate) busy: Vec<u64>,
     pub(crate) metrics: Metrics,
     counters: Arc<VerbsCounters>,
-    pub(crate) next_peer: u64,
     pub(crate) random: u64,
     /// Connections that are not established: their deadlines are looked at.
     pub(crate) unsettled: usize,
     /// Why nothing works any more.
     pub(crate) fatal: Option<String>,
-    /// Those of them that a peer asked for and that are in the handshake.
-    pub(crate) callers: usize,
     pub(crate) polls_until_control: u32,
     /// Whether the completion queue owes an event.
     is_armed: bool,
@@ -93,7 +96,18 @@ impl VerbsFabric {
         let array =
             PostArray::new(local.batch_max(), local.entries_max(), local.config.inline_bytes as usize);
         let commands = CommandThread::start(local.device.name())?;
-        let control = Control::new(&local, &commands, listen)?;
+        let handshakes = HandshakeConfig {
+            protocol: Protocol { transport: Transport::Rdma, versions: local.config.versions },
+            key: local.config.key.clone(),
+            frame_bytes: HANDSHAKE_BYTES,
+            descriptors: None,
+            timeout: local.config.handshake_timeout,
+            strangers_max: local.config.handshakes_max,
+        };
+        let listener = listen.map(sockets::listen).transpose()?;
+        let failed = |error| VerbsError::System { operation: "make handshakes".to_owned(), error };
+        let handshakes = Handshakes::new(handshakes, listener).map_err(failed)?;
+        let control = Control::new(&local, &commands, &handshakes)?;
         let connections_max = local.config.connections_max;
         let mut connections = NumberMap::default();
         connections.reserve(connections_max);
@@ -106,15 +120,15 @@ impl VerbsFabric {
             array,
             commands,
             control,
+            handshakes,
+            news: Vec::new(),
             events: VecDeque::with_capacity(2 * PENDING_EVENTS_MAX),
             busy: Vec::with_capacity(connections_max),
             metrics: Metrics::default(),
             counters: Arc::default(),
-            next_peer: 1,
             random: RandomState::new().hash_one(1) | 1,
             unsettled: 0,
             fatal: None,
-            callers: 0,
             polls_until_control: 0,
             is_armed: false,
             has_slept: false,
@@ -125,7 +139,8 @@ impl VerbsFabric {
     /// The address that peers connect to.
     #[must_use]
     pub fn listening_on(&self) -> Option<SocketAddr> {
-        self.control.listener.as_ref().and_then(|listener: &TcpListener| listener.local_addr().ok())
+        let name = rustix::net::getsockname(self.handshakes.listener()?).ok()?;
+        SocketAddr::try_from(name).ok()
     }
 
     /// The device.

@@ -757,6 +757,26 @@ fn connections_are_bounded() {
     two.write_and_wait(1, 64);
 }
 
+/// A peer that finds no place is told so, and comes in when there is one.
+#[test]
+fn a_node_without_a_place_says_that_it_is_busy() {
+    let (device_a, device_b) = (SoftwareDevice::new(), SoftwareDevice::new());
+    let full = VerbsConfig { connections_max: 1, ..small() };
+    let mut two = Two::new(device_a.open().expect("a"), device_b.open().expect("b"), small(), full);
+    let address = two.b.listening_on().expect("listening").to_string();
+    two.seen_a.clear();
+    let second = two.a.connect(&address).expect("connect starts");
+    two.until("the refusal", |two| !two.seen_a.is_empty());
+    let [Event::PeerDown { peer, reason }] = &two.seen_a[..] else { panic!("{:?}", two.seen_a) };
+    assert!(*peer == second && reason.contains("the peer refuses: Busy"), "{reason}");
+    assert_eq!((two.b.metrics().handshakes_failed, device_b.usage().queue_pairs), (1, 2));
+    let first = two.to_b;
+    two.a.disconnect(first);
+    two.until("room", |two| two.b.connection_count() == 0);
+    let third = two.a.connect(&address).expect("connect starts");
+    two.until("a place", |two| two.seen_a.contains(&Event::Connected { peer: third }));
+}
+
 #[test]
 fn a_long_message_arrives_whole_on_both_lanes() {
     let (mut two, ..) = two(&small());
