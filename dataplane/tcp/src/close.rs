@@ -21,20 +21,8 @@ const DROP_PATIENCE: Duration = Duration::from_secs(5);
 impl TcpFabric {
     /// Ends a connection, and with it its session.
     pub(crate) fn close(&mut self, connection: u32, reason: &str) {
-        match self.connections.get(connection).map(|connection| connection.session) {
-            Some(Some(session)) => self.close_session(session, reason),
-            Some(None) => self.refuse(connection),
-            None => {}
-        }
-    }
-
-    /// Ends a connection that belongs to no session.
-    pub(crate) fn refuse(&mut self, connection: u32) {
-        if self.connections.get(connection).is_some_and(|connection| connection.phase != Phase::Closing) {
-            self.counters.refused_handshakes.add(1);
-            self.handshakes.strangers -= 1;
-            self.abort(connection);
-            self.finish_close(connection);
+        if let Some(session) = self.connections.get(connection).map(|connection| connection.session) {
+            self.close_session(session, reason);
         }
     }
 
@@ -45,10 +33,14 @@ impl TcpFabric {
             return;
         }
         if session.stage == Stage::Joining {
-            self.handshakes.joining -= 1;
+            self.joining -= 1;
         }
         session.stage = Stage::Closing;
         reason.clone_into(&mut session.reason);
+        session.greetings.drain(..).for_each(|greeting| self.handshakes.forget(greeting.ticket));
+        if session.alive == 0 {
+            return self.finish_session(index);
+        }
         let connections: Vec<u32> = session.connections().collect();
         connections.iter().for_each(|connection| self.abort(*connection));
         connections.into_iter().for_each(|connection| self.finish_close(connection));
@@ -78,10 +70,7 @@ impl TcpFabric {
         if connection.phase != Phase::Closing || connection.operations_in_flight > 0 {
             return;
         }
-        let Some(index) = connection.session else {
-            self.forget(number);
-            return;
-        };
+        let index = connection.session;
         let Some(session) = self.sessions.get_mut(index) else { return };
         session.alive -= 1;
         // Each connection comes here once: a finished one is never touched again.
@@ -97,8 +86,8 @@ impl TcpFabric {
     fn finish_session(&mut self, index: u32) {
         let Some(mut session) = self.sessions.remove(index) else { return };
         for number in session.connections() {
-            if let Some(halves) = self.connections.get_mut(number).and_then(|it| it.halves.as_deref_mut()) {
-                halves.sender.abandon(&mut self.events);
+            if let Some(connection) = self.connections.get_mut(number) {
+                connection.halves.sender.abandon(&mut self.events);
             }
             self.forget(number);
         }
@@ -112,9 +101,7 @@ impl TcpFabric {
     /// Frees a connection that the kernel has nothing to do with any more.
     fn forget(&mut self, number: u32) {
         let Some(mut connection) = self.connections.remove(number) else { return };
-        if let Some(halves) = connection.halves.as_deref_mut() {
-            halves.receiver.end_landings(&self.slab);
-        }
+        connection.halves.receiver.end_landings(&self.slab);
         if let Some(position) = connection.registered {
             self.ring.unregister_file(position);
         }
@@ -127,11 +114,9 @@ impl TcpFabric {
 impl Drop for TcpFabric {
     /// The kernel may hold pointers into our connections and slots: end every operation before they are freed.
     fn drop(&mut self) {
-        drop(self.listener.take());
+        self.handshakes.stop_listening();
         let sessions: Vec<u32> = self.sessions.indices().collect();
         sessions.into_iter().for_each(|session| self.close_session(session, "the node is going down"));
-        let strangers: Vec<u32> = self.connections.indices().collect();
-        strangers.into_iter().for_each(|connection| self.close(connection, "the node is going down"));
         let deadline = Instant::now() + DROP_PATIENCE;
         while self.connections.len() > 0 && Instant::now() < deadline {
             if !self.ring.enter() {

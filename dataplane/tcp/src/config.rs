@@ -17,7 +17,7 @@ pub struct TcpConfig {
     pub peers_max: usize,
     /// Most accepted connections that have not greeted yet; the oldest makes room for the next. 16 to 4096.
     pub handshakes_max: usize,
-    /// How long a handshake may take, from the first connection of a peer to its last hello. 100 ms to 60 s.
+    /// How long the handshake of a connection may take, and from a peer's first greeted connection to its last. 100 ms to 60 s.
     pub handshake_timeout: Duration,
     /// Silence or unacknowledged data for so long means that the peer is dead. 1 s to 10 min.
     pub peer_dead_after: Duration,
@@ -81,10 +81,10 @@ impl TcpConfig {
         problems
     }
 
-    /// Most connections of one node, greeted or not.
+    /// Most connections of one node that are greeted.
     pub(crate) fn connections_max(&self) -> usize {
         // A peer may have chosen more connections than this node would.
-        self.peers_max * 2 * (SIBLINGS_MAX + 1) + self.handshakes_max
+        self.peers_max * 2 * (SIBLINGS_MAX + 1)
     }
 }
 

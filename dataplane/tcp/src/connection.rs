@@ -1,25 +1,23 @@
-//! One TCP connection: its socket, its place in a session, and the two halves once it is greeted.
+//! One TCP connection of a session: its socket, its place, and its two halves.
 //!
 //! The kernel works on the memory of this struct while operations are in flight. It therefore lives in a `Box`,
 //! never moves, and is freed only when `operations_in_flight` is zero.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Instant;
 
-use dataplane_fabric::auth::{Authentication, OPENING_BYTES, Protocol};
+use dataplane_fabric::Priority;
 use io_uring::{opcode, squeue, types};
 
-use crate::hello::HELLO_BYTES;
+use crate::TcpConfig;
 use crate::receive::Receiver;
 use crate::send::Sender;
-use crate::socket::RawAddress;
+
+/// Most bytes of one send and of one receive, by lane. The kernel copies so many before this thread does anything
+/// else, so the background's turn is short.
+pub(crate) const TURN_BYTES_MAX: [usize; Priority::ALL.len()] = [4 << 20, 256 << 10];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Waiting for `connect` to finish.
-    Connecting,
-    /// Waiting for the peer's hello, or for our answer to be sent.
-    Greeting,
     /// Greeted; in use once the session is open.
     Greeted,
     /// Aborted; waiting for the last operation.
@@ -33,51 +31,42 @@ pub(crate) struct Connection {
     /// The ring's own name of the socket, when it is registered.
     pub(crate) registered: Option<u32>,
     pub(crate) phase: Phase,
-    /// Position of the session, known from the start or from the hello.
-    pub(crate) session: Option<u32>,
+    /// Position of the session.
+    pub(crate) session: u32,
     pub(crate) lane: usize,
     pub(crate) index: usize,
-    /// When the handshake must be over.
-    pub(crate) deadline: Instant,
     pub(crate) operations_in_flight: u32,
     pub(crate) is_receiving: bool,
     /// It is in the list of those to look after.
     pub(crate) is_dirty: bool,
-    pub(crate) authentication: Authentication,
-    pub(crate) opening_out: [u8; OPENING_BYTES],
-    pub(crate) opening_in: [u8; OPENING_BYTES],
-    pub(crate) hello_out: [u8; HELLO_BYTES],
-    pub(crate) hello_in: [u8; HELLO_BYTES],
-    pub(crate) address: Option<Box<RawAddress>>,
-    pub(crate) halves: Option<Box<Halves>>,
+    pub(crate) halves: Halves,
 }
 
-/// Made when the connection is greeted, so that strangers cost little.
 pub(crate) struct Halves {
     pub(crate) sender: Sender,
     pub(crate) receiver: Receiver,
 }
 
 impl Connection {
-    pub(crate) fn new(socket: OwnedFd, phase: Phase, deadline: Instant, protocol: Protocol) -> Self {
+    pub(crate) fn new(
+        socket: OwnedFd,
+        session: u32,
+        (lane, index): (usize, usize),
+        config: &TcpConfig,
+    ) -> Self {
+        let turn = TURN_BYTES_MAX[lane];
+        let sender = Sender::new(config.queue_depth, config.zero_copy_from, turn);
         Self {
             socket,
             registered: None,
-            phase,
-            session: None,
-            lane: 0,
-            index: 0,
-            deadline,
+            phase: Phase::Greeted,
+            session,
+            lane,
+            index,
             operations_in_flight: 0,
             is_receiving: false,
             is_dirty: false,
-            authentication: Authentication::accepting(protocol),
-            opening_out: [0; OPENING_BYTES],
-            opening_in: [0; OPENING_BYTES],
-            hello_out: [0; HELLO_BYTES],
-            hello_in: [0; HELLO_BYTES],
-            address: None,
-            halves: None,
+            halves: Halves { sender, receiver: Receiver::new(turn) },
         }
     }
 
@@ -93,48 +82,14 @@ impl Connection {
         }
     }
 
-    pub(crate) fn connect(&mut self, address: RawAddress) -> squeue::Entry {
-        let address = self.address.insert(Box::new(address));
-        let (start, len) = (&raw const address.0, address.1);
-        self.named(opcode::Connect::new(self.descriptor(), start.cast(), len).build())
-    }
-
-    pub(crate) fn send_opening(&self) -> squeue::Entry {
-        self.send_whole(&self.opening_out)
-    }
-
-    pub(crate) fn receive_opening(&mut self) -> squeue::Entry {
-        let (start, len) = (self.opening_in.as_mut_ptr(), OPENING_BYTES as u32);
-        self.receive_whole(start, len)
-    }
-
-    pub(crate) fn send_hello(&self) -> squeue::Entry {
-        self.send_whole(&self.hello_out)
-    }
-
-    pub(crate) fn receive_hello(&mut self) -> squeue::Entry {
-        let (start, len) = (self.hello_in.as_mut_ptr(), HELLO_BYTES as u32);
-        self.receive_whole(start, len)
-    }
-
-    fn send_whole(&self, bytes: &[u8]) -> squeue::Entry {
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
-        let entry = opcode::Send::new(self.descriptor(), bytes.as_ptr(), bytes.len() as u32);
-        self.named(entry.flags(flags).build())
-    }
-
-    fn receive_whole(&self, start: *mut u8, len: u32) -> squeue::Entry {
-        self.named(opcode::Recv::new(self.descriptor(), start, len).flags(libc::MSG_WAITALL).build())
-    }
-
     /// The receive that the receiver's plan asks for.
-    pub(crate) fn receive(&mut self) -> Option<squeue::Entry> {
+    pub(crate) fn receive(&mut self) -> squeue::Entry {
         let descriptor = self.descriptor();
-        let receiver = &mut self.halves.as_mut()?.receiver;
+        let receiver = &mut self.halves.receiver;
         let entry = match &receiver.vectors[..] {
             [only] => opcode::Recv::new(descriptor, only.iov_base.cast(), only.iov_len as u32).build(),
             _ => opcode::RecvMsg::new(descriptor, &raw mut receiver.message).build(),
         };
-        Some(self.named(entry))
+        self.named(entry)
     }
 }

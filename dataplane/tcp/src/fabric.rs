@@ -1,14 +1,16 @@
-//! The fabric: what one node's thread drives. Setting up and greeting is in `handshake`, taking requests in
+//! The fabric: what one node's thread drives. Setting up and greeting is in `connecting`, taking requests in
 //! `post`, completions in `reap`, ending in `close`.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use dataplane_fabric::handshake::{Handshakes, News};
 use dataplane_fabric::{ConnectError, Event, Fabric, Full, PeerId, Priority, WorkRequest};
 use dataplane_memory::Slab;
 
+use crate::connecting::handshakes;
 use crate::connection::Connection;
 use crate::ring::Ring;
 use crate::session::Session;
@@ -25,14 +27,17 @@ pub struct TcpFabric {
     pub(crate) slab: Arc<Slab>,
     pub(crate) config: TcpConfig,
     pub(crate) counters: Arc<TcpCounters>,
-    pub(crate) listener: Option<OwnedFd>,
     pub(crate) listening_on: Option<SocketAddr>,
     pub(crate) connections: Table<Connection>,
     pub(crate) sessions: Table<Session>,
     /// Connections that may have something to send, by lane.
     pub(crate) dirty: [Vec<u32>; Priority::ALL.len()],
     pub(crate) events: VecDeque<Event>,
-    pub(crate) handshakes: crate::handshake::Handshakes,
+    pub(crate) handshakes: Handshakes,
+    /// What the last look at the sockets found: empty between two looks.
+    pub(crate) news: Vec<News>,
+    /// Sessions whose connections are not all there.
+    pub(crate) joining: usize,
 }
 
 impl TcpFabric {
@@ -50,30 +55,30 @@ impl TcpFabric {
         let counters = Arc::new(TcpCounters::default());
         let mut ring = Ring::new(Arc::clone(&counters))?;
         ring.register(config.zero_copy_from.map(|_| &*slab), config.connections_max());
+        let system = |operation: String| move |error| TcpError::System { operation, error };
+        let listener = listen.map(|address| {
+            let failed = |errno: rustix::io::Errno| system(format!("listen on {address}"))(errno.into());
+            socket::listener(&address, &config).map_err(failed)
+        });
+        let listener = listener.transpose()?;
+        let name = listener.as_ref().and_then(|listener| rustix::net::getsockname(listener).ok());
+        let listening_on = name.and_then(|name| SocketAddr::try_from(name).ok());
+        let handshakes = handshakes(&config, listener).map_err(system("make handshakes".to_owned()))?;
         let mut fabric = Self {
             ring,
             slab,
             counters,
-            listener: None,
-            listening_on: None,
+            listening_on,
             connections: Table::new(config.connections_max()),
             sessions: Table::new(config.peers_max),
             dirty: [Vec::new(), Vec::new()],
             events: VecDeque::with_capacity(EVENTS_CAPACITY),
-            handshakes: crate::handshake::Handshakes::default(),
+            handshakes,
+            news: Vec::new(),
+            joining: 0,
             config,
         };
-        if let Some(address) = listen {
-            let system = |error: rustix::io::Errno| TcpError::System {
-                operation: format!("listen on {address}"),
-                error: error.into(),
-            };
-            let listener = socket::listener(&address, &fabric.config).map_err(system)?;
-            let name = rustix::net::getsockname(&listener).map_err(system)?;
-            fabric.listening_on = SocketAddr::try_from(name).ok();
-            fabric.listener = Some(listener);
-            fabric.arm_accept();
-        }
+        fabric.watch_handshakes();
         Ok(fabric)
     }
 

@@ -1,11 +1,7 @@
-//! What each side of a connection says of itself, after the openings; the layout is in `wire`. A proof follows it.
-
-use dataplane_fabric::auth::PROOF_BYTES;
+//! What each side of a connection says of itself in the handshake; the layout is in `wire`.
 
 use crate::wire::{HEADER_BYTES, SIBLINGS_MAX};
 
-/// Bytes of a hello with its proof.
-pub(crate) const HELLO_BYTES: usize = HEADER_BYTES + PROOF_BYTES;
 const MAGIC: [u8; 8] = *b"KVSRTCP\0";
 
 /// The acceptor answers with the same session, lane and index.

@@ -28,6 +28,7 @@
 mod close;
 mod config;
 mod conflicts;
+mod connecting;
 mod connection;
 mod counters;
 mod error;
@@ -38,10 +39,8 @@ mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 mod gather;
-mod handshake;
 mod hello;
 mod inbound;
-mod join;
 mod landing;
 mod lane;
 mod plan;

@@ -119,8 +119,7 @@ impl Outbound<'_> {
         let involved = if pieces == 0 { 1 } else { self.lane.connection_count };
         (0..involved).all(|index| {
             let connection = self.lane.connections[index].and_then(|number| self.connections.get(number));
-            let halves = connection.and_then(|connection| connection.halves.as_deref());
-            halves.is_some_and(|halves| halves.sender.room() >= needed)
+            connection.is_some_and(|connection| connection.halves.sender.room() >= needed)
         })
     }
 
@@ -131,9 +130,7 @@ impl Outbound<'_> {
         if !mem::replace(&mut connection.is_dirty, true) {
             self.dirty.push(number);
         }
-        if let Some(halves) = connection.halves.as_deref_mut() {
-            halves.sender.put(header, payload, finish, self.lane);
-        }
+        connection.halves.sender.put(header, payload, finish, self.lane);
     }
 
     fn put_in_order(&mut self, header: Header, payload: Payload, finish: Finish) {
@@ -165,8 +162,7 @@ impl Outbound<'_> {
     fn least_loaded(&self) -> usize {
         let waiting = |index: &usize| {
             let connection = self.lane.connections[*index].and_then(|number| self.connections.get(number));
-            let halves = connection.and_then(|connection| connection.halves.as_deref());
-            halves.map_or(u64::MAX, |halves| halves.sender.queued_bytes)
+            connection.map_or(u64::MAX, |connection| connection.halves.sender.queued_bytes)
         };
         (0..self.lane.connection_count).rev().min_by_key(waiting).unwrap_or(0)
     }

@@ -32,16 +32,9 @@ impl TcpFabric {
             }
             let Some(reaped) = self.ring.reap() else { return };
             let number = reaped.token.connection;
-            match reaped.token.kind {
-                OperationKind::Accept => {
-                    self.accepted(reaped.result);
-                    continue;
-                }
-                OperationKind::Timer => {
-                    self.timer_fired();
-                    continue;
-                }
-                _ => {}
+            if reaped.token.kind == OperationKind::Handshakes {
+                self.look_at_handshakes();
+                continue;
             }
             let Some(connection) = self.connections.get_mut(number) else { continue };
             if !reaped.has_more {
@@ -57,32 +50,26 @@ impl TcpFabric {
     fn completed(&mut self, reaped: Reaped) {
         let (number, result) = (reaped.token.connection, reaped.result);
         match reaped.token.kind {
-            OperationKind::Connect => self.connected(number, result),
-            OperationKind::OpeningReceive => self.opening_received(number, result),
-            OperationKind::OpeningSend => self.opening_sent(number, result),
-            OperationKind::HelloReceive => self.hello_received(number, result),
-            OperationKind::HelloSend => self.hello_sent(number, result),
             OperationKind::Receive => self.received(number, result),
             OperationKind::Send if reaped.is_notification => {
                 self.notified(number, reaped.token.sequence, result)
             }
             OperationKind::Send => self.sent(number, result, reaped.has_more),
-            OperationKind::Accept | OperationKind::Timer | OperationKind::Cancel => {}
+            OperationKind::Handshakes | OperationKind::Cancel => {}
         }
     }
 
     /// Hands the next receive of a connection to the ring, unless one is in flight or the lane is held there.
     pub(crate) fn arm_receive(&mut self, number: u32) {
         let Some(connection) = self.connections.get_mut(number) else { return };
-        let session = connection.session.and_then(|session| self.sessions.get(session));
+        let session = self.sessions.get(connection.session);
         let Some(session) = session.filter(|session| session.stage == Stage::Open) else { return };
         let lane = &session.lanes[connection.lane];
         if connection.is_receiving || (lane.is_held && connection.index == 0) {
             return;
         }
-        let Some(halves) = connection.halves.as_deref_mut() else { return };
-        halves.receiver.plan(&self.slab, lane);
-        let Some(entry) = connection.receive() else { return };
+        connection.halves.receiver.plan(&self.slab, lane);
+        let entry = connection.receive();
         connection.is_receiving = true;
         connection.operations_in_flight += 1;
         // SAFETY: the pieces lie in the connection's boxed receiver, in our slab, or in slots that the lane's reads
@@ -104,10 +91,8 @@ impl TcpFabric {
 
     fn digest(&mut self, number: u32, arrival: Arrival) {
         let Some(connection) = self.connections.get_mut(number) else { return };
-        let Some(session) = connection.session.and_then(|session| self.sessions.get_mut(session)) else {
-            return;
-        };
-        let Some(Halves { sender, receiver }) = connection.halves.as_deref_mut() else { return };
+        let Some(session) = self.sessions.get_mut(connection.session) else { return };
+        let Halves { sender, receiver } = &mut connection.halves;
         let lane = &mut session.lanes[connection.lane];
         let (index, lane_index) = (connection.index, connection.lane);
         let mut inbound = Inbound {
@@ -168,16 +153,14 @@ impl TcpFabric {
     fn arm_send(&mut self, number: u32) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         connection.is_dirty = false;
-        let Some(session) = connection.session.and_then(|session| self.sessions.get_mut(session)) else {
-            return;
-        };
+        let Some(session) = self.sessions.get_mut(connection.session) else { return };
         if session.stage != Stage::Open {
             return;
         }
         let (descriptor, lane) = (connection.descriptor(), &mut session.lanes[connection.lane]);
-        let Some(halves) = connection.halves.as_deref_mut() else { return };
-        halves.sender.put_served(lane);
-        match halves.sender.next_send(descriptor, &self.slab, &self.ring, lane) {
+        let sender = &mut connection.halves.sender;
+        sender.put_served(lane);
+        match sender.next_send(descriptor, &self.slab, &self.ring, lane) {
             Ok(None) => {}
             Ok(Some(next)) => {
                 connection.operations_in_flight += 1;
@@ -193,12 +176,10 @@ impl TcpFabric {
 
     fn sent(&mut self, number: u32, result: i32, has_more: bool) {
         let Some(connection) = self.connections.get_mut(number) else { return };
-        let Some(session) = connection.session.and_then(|session| self.sessions.get_mut(session)) else {
-            return;
-        };
+        let Some(session) = self.sessions.get_mut(connection.session) else { return };
         let lane_index = connection.lane;
         let lane = &mut session.lanes[lane_index];
-        let Some(Halves { sender, .. }) = connection.halves.as_deref_mut() else { return };
+        let sender = &mut connection.halves.sender;
         let bytes = match result {
             0.. => result as usize,
             code if -code == libc::EINTR || -code == libc::EAGAIN => 0,
@@ -226,12 +207,8 @@ impl TcpFabric {
         let counter = if was_copied { &self.counters.copied_sends } else { &self.counters.zero_copy_sends };
         counter.add(1);
         let Some(connection) = self.connections.get_mut(number) else { return };
-        let Some(session) = connection.session.and_then(|session| self.sessions.get_mut(session)) else {
-            return;
-        };
+        let Some(session) = self.sessions.get_mut(connection.session) else { return };
         let lane = &mut session.lanes[connection.lane];
-        if let Some(halves) = connection.halves.as_deref_mut() {
-            halves.sender.notified(sequence, was_copied, lane, &mut self.events);
-        }
+        connection.halves.sender.notified(sequence, was_copied, lane, &mut self.events);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use dataplane_fabric::handshake::Ticket;
 use dataplane_fabric::{PeerId, Priority};
 
 use crate::lane::Lane;
@@ -15,6 +16,14 @@ pub(crate) enum Stage {
     Closing,
 }
 
+/// A connection that this side dials, and its place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Greeting {
+    pub(crate) ticket: Ticket,
+    pub(crate) lane: usize,
+    pub(crate) index: usize,
+}
+
 pub(crate) struct Session {
     /// Drawn by the side that connects.
     pub(crate) id: u64,
@@ -24,9 +33,9 @@ pub(crate) struct Session {
     /// Whether the user knows of it, and so must hear of its end.
     pub(crate) is_announced: bool,
     pub(crate) connections_per_lane: usize,
-    /// Connections that are greeted both ways.
-    pub(crate) greeted: usize,
-    /// Connections whose last operation has not ended.
+    /// Connections that this side has dialled and that are not greeted.
+    pub(crate) greetings: Vec<Greeting>,
+    /// Connections that are greeted both ways, and whose last operation has not ended.
     pub(crate) alive: usize,
     pub(crate) deadline: Instant,
     /// Reads of a lane that the peer serves at a time.
@@ -46,7 +55,7 @@ impl Session {
             stage: Stage::Joining,
             is_announced: we_connected,
             connections_per_lane,
-            greeted: 0,
+            greetings: Vec::new(),
             alive: 0,
             deadline,
             peer_reads_max: usize::MAX,
@@ -58,9 +67,5 @@ impl Session {
     /// Positions of all its connections.
     pub(crate) fn connections(&self) -> impl Iterator<Item = u32> {
         self.lanes.iter().flat_map(|lane| lane.connections.iter().copied().flatten())
-    }
-
-    pub(crate) fn is_complete(&self) -> bool {
-        self.greeted == self.connections_per_lane * self.lanes.len()
     }
 }

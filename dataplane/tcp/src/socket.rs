@@ -15,9 +15,10 @@ const BACKLOG: i32 = 1024;
 const LOCAL_SEND_BYTES: usize = 256 << 10;
 const LOCAL_RECEIVE_BYTES: usize = 512 << 10;
 
+/// One that does not block until its handshake is over.
 pub(crate) fn new_socket(address: &SocketAddr) -> rustix::io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
 /// A socket that listens. Its buffer sizes pass to what it accepts, before the window scale is agreed on.
@@ -68,37 +69,4 @@ pub(crate) fn abort(socket: &OwnedFd) {
     // Dissolving the association sends a reset (tcp_disconnect in net/ipv4/tcp.c) and purges the send queue.
     let _unconnected = rustix::net::connect_unspec(socket);
     let _unconnected = rustix::net::shutdown(socket, Shutdown::Both);
-}
-
-pub(crate) type RawAddress = (libc::sockaddr_storage, libc::socklen_t);
-
-pub(crate) fn raw_address(address: &SocketAddr) -> RawAddress {
-    // SAFETY: an all-zero `sockaddr_storage` is a valid value of that plain struct.
-    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    let len = match address {
-        SocketAddr::V4(v4) => {
-            let raw = libc::sockaddr_in {
-                sin_family: libc::AF_INET as libc::sa_family_t,
-                sin_port: v4.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
-                sin_zero: [0; 8],
-            };
-            // SAFETY: `sockaddr_storage` is at least as large and as aligned as `sockaddr_in` (POSIX).
-            unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(raw) };
-            size_of::<libc::sockaddr_in>()
-        }
-        SocketAddr::V6(v6) => {
-            let raw = libc::sockaddr_in6 {
-                sin6_family: libc::AF_INET6 as libc::sa_family_t,
-                sin6_port: v6.port().to_be(),
-                sin6_flowinfo: v6.flowinfo(),
-                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
-                sin6_scope_id: v6.scope_id(),
-            };
-            // SAFETY: as above, for `sockaddr_in6`.
-            unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
-            size_of::<libc::sockaddr_in6>()
-        }
-    };
-    (storage, len as libc::socklen_t)
 }

@@ -11,15 +11,10 @@ pub(crate) struct Token {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OperationKind {
-    Accept,
-    Timer,
-    Connect,
-    HelloSend,
-    HelloReceive,
+    /// Of the node, not of a connection: a socket in the handshake has something.
+    Handshakes,
     Receive,
     Send,
-    OpeningSend,
-    OpeningReceive,
     Cancel,
 }
 
@@ -34,15 +29,9 @@ impl Token {
 
     pub(crate) fn unpack(word: u64) -> Self {
         let kind = match word & 15 {
-            0 => OperationKind::Accept,
-            1 => OperationKind::Timer,
-            2 => OperationKind::Connect,
-            3 => OperationKind::HelloSend,
-            4 => OperationKind::HelloReceive,
-            5 => OperationKind::Receive,
-            6 => OperationKind::Send,
-            7 => OperationKind::OpeningSend,
-            8 => OperationKind::OpeningReceive,
+            0 => OperationKind::Handshakes,
+            1 => OperationKind::Receive,
+            2 => OperationKind::Send,
             _ => OperationKind::Cancel,
         };
         Self { kind, connection: (word as u32) >> 4, sequence: (word >> 32) as u32 }
@@ -56,9 +45,9 @@ mod tests {
     #[test]
     fn tokens_come_back() {
         for (kind, connection, sequence) in [
-            (OperationKind::Accept, 0, 0),
+            (OperationKind::Handshakes, 0, 0),
             (OperationKind::Send, (1 << 20) - 1, u32::MAX),
-            (OperationKind::OpeningReceive, 3, 0),
+            (OperationKind::Receive, 3, 0),
             (OperationKind::Cancel, 7, 1),
         ] {
             let token = Token { kind, connection, sequence };

@@ -1,0 +1,295 @@
+//! How sessions begin: their connections are dialled or accepted, greeted ([`Handshakes`]), and join.
+//!
+//! The side that connects draws the session's number and opens all connections of both lanes. On each it says hello with the
+//! connection's place; the other side groups them and answers each with the same hello. A session is open on the accepting side
+//! when all answers are sent, on the other when all have come; data is read only then. Not a hot path.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Instant;
+
+use dataplane_fabric::auth::{AuthError, Protocol, Transport, random_bytes};
+use dataplane_fabric::handshake::{Failure, HandshakeConfig, Handshakes, News, Ticket};
+use dataplane_fabric::{ConnectError, Event, PeerId};
+use io_uring::{opcode, types};
+use rustix::io::Errno;
+
+use crate::TcpConfig;
+use crate::connection::Connection;
+use crate::fabric::TcpFabric;
+use crate::hello::Hello;
+use crate::reads::Reads;
+use crate::session::{Greeting, Session, Stage};
+use crate::socket;
+use crate::token::{OperationKind, Token};
+use crate::wire::HEADER_BYTES;
+
+/// The sockets of a node's connections that are being made.
+pub(crate) fn handshakes(config: &TcpConfig, listener: Option<OwnedFd>) -> std::io::Result<Handshakes> {
+    let handshakes = HandshakeConfig {
+        protocol: Protocol { transport: Transport::Tcp, versions: config.versions },
+        key: config.key.clone(),
+        frame_bytes: HEADER_BYTES,
+        descriptors: None,
+        timeout: config.handshake_timeout,
+        strangers_max: config.handshakes_max,
+    };
+    Handshakes::new(handshakes, listener)
+}
+
+impl TcpFabric {
+    /// Has the ring tell when a socket in the handshake has something: no poll makes a system call for them.
+    pub(crate) fn watch_handshakes(&mut self) {
+        let descriptor = types::Fd(self.handshakes.descriptor().as_raw_fd());
+        let entry = opcode::PollAdd::new(descriptor, libc::POLLIN as u32).build();
+        // SAFETY: no buffers; the kernel holds the descriptor's file until the operation is over.
+        unsafe { self.ring.push(entry, Token::of(OperationKind::Handshakes, 0)) };
+    }
+
+    pub(crate) fn look_at_handshakes(&mut self) {
+        let mut news = std::mem::take(&mut self.news);
+        let config = &self.config;
+        let admit = |socket: &OwnedFd| {
+            socket::tune(socket, config, socket::is_local(socket));
+            true
+        };
+        self.handshakes.look(admit, &mut news);
+        let counts = self.handshakes.take_counts();
+        self.counters.refused_handshakes.add(counts.refused);
+        self.counters.handshake_timeouts.add(counts.late);
+        self.counters.unproved_handshakes.add(counts.unproved);
+        self.counters.accept_pauses.add(counts.accept_pauses);
+        for news in news.drain(..) {
+            match news {
+                News::Opened { ticket } => self.say_hello(ticket),
+                News::Frame { ticket, frame, .. } => self.hello(ticket, &frame),
+                News::Failed { ticket, failure } => {
+                    let is_late = matches!(failure, Failure::Late | Failure::Unreachable);
+                    self.counters.handshake_timeouts.add(u64::from(is_late));
+                    let is_unproved = failure == Failure::Auth(AuthError::Secret);
+                    self.counters.unproved_handshakes.add(u64::from(is_unproved));
+                    self.handshake_failed(ticket, &failure.to_string());
+                }
+                News::Closed { ticket, reason } => self.handshake_failed(ticket, &reason),
+            }
+        }
+        self.news = news;
+        self.expire_joining();
+        self.watch_handshakes();
+    }
+
+    /// Ends sessions that were accepted and whose other connections do not come.
+    fn expire_joining(&mut self) {
+        if self.joining == 0 {
+            return;
+        }
+        let now = Instant::now();
+        let is_late = |session: &Session| session.stage == Stage::Joining && session.deadline <= now;
+        let late = |index: &u32| self.sessions.get(*index).is_some_and(is_late);
+        for index in self.sessions.indices().filter(late).collect::<Vec<u32>>() {
+            self.counters.handshake_timeouts.add(1);
+            self.close_session(index, "the handshake timed out");
+        }
+        let joining = self.sessions.indices().filter_map(|index| self.sessions.get(index));
+        let joining = joining.filter(|session| session.stage == Stage::Joining);
+        if let Some(next) = joining.map(|session| session.deadline).min() {
+            self.handshakes.wake_at(next);
+        }
+    }
+
+    pub(crate) fn start_session(&mut self, address: &str) -> Result<PeerId, ConnectError> {
+        let target: SocketAddr = address.parse().map_err(|_| ConnectError::Address {
+            fabric: "tcp",
+            address: address.to_owned(),
+            reason: "not an ip:port".to_owned(),
+        })?;
+        let system = |error: std::io::Error| ConnectError::System {
+            fabric: "tcp",
+            address: address.to_owned(),
+            error,
+        };
+        let too_many = ConnectError::TooMany { fabric: "tcp", limit: self.config.peers_max };
+        let per_lane = self.config.connections_per_peer;
+        let random = |_| system(std::io::Error::other("no random bytes"));
+        let id = u64::from_ne_bytes(random_bytes().map_err(random)?);
+        // The handshakes give up earlier.
+        let deadline = Instant::now() + 2 * self.config.handshake_timeout;
+        let mut session = Session::new(id, per_lane, true, deadline);
+        for place in 0..2 * per_lane {
+            match self.dial(&target) {
+                Ok(ticket) => session.greetings.push(Greeting {
+                    ticket,
+                    lane: place / per_lane,
+                    index: place % per_lane,
+                }),
+                Err(error) => {
+                    session.greetings.iter().for_each(|greeting| self.handshakes.forget(greeting.ticket));
+                    return Err(system(error));
+                }
+            }
+        }
+        let tickets: Vec<Ticket> = session.greetings.iter().map(|greeting| greeting.ticket).collect();
+        let Some(index) = self.sessions.insert(Box::new(session)) else {
+            tickets.into_iter().for_each(|ticket| self.handshakes.forget(ticket));
+            return Err(too_many);
+        };
+        let peer = PeerId(self.sessions.number(index));
+        if let Some(session) = self.sessions.get_mut(index) {
+            session.peer = peer;
+        }
+        self.joining += 1;
+        Ok(peer)
+    }
+
+    fn dial(&mut self, target: &SocketAddr) -> std::io::Result<Ticket> {
+        let socket = socket::new_socket(target)?;
+        socket::tune(&socket, &self.config, target.ip().is_loopback());
+        match rustix::net::connect(&socket, target) {
+            Ok(()) | Err(Errno::INPROGRESS) => self.handshakes.connect(socket),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The session that this side began with this socket, and the socket's place in it.
+    fn greeting(&self, ticket: Ticket) -> Option<(u32, Greeting)> {
+        self.sessions.indices().find_map(|index| {
+            let greetings = &self.sessions.get(index)?.greetings;
+            greetings.iter().find(|greeting| greeting.ticket == ticket).map(|&greeting| (index, greeting))
+        })
+    }
+
+    fn say_hello(&mut self, ticket: Ticket) {
+        let Some((index, greeting)) = self.greeting(ticket) else { return };
+        let Some(session) = self.sessions.get(index) else { return };
+        let hello = self.own_hello(session, greeting.lane, greeting.index);
+        if let Err(reason) = self.handshakes.say(ticket, &hello, &[]) {
+            self.close_session(index, &reason);
+        }
+    }
+
+    fn own_hello(&self, session: &Session, lane: usize, index: usize) -> [u8; HEADER_BYTES] {
+        let hello = Hello {
+            session: session.id,
+            lane: lane as u8,
+            index: index as u8,
+            connections: session.connections_per_lane as u8,
+            reads_max: self.config.reads_max as u32,
+        };
+        hello.encode()
+    }
+
+    fn handshake_failed(&mut self, ticket: Ticket, reason: &str) {
+        match self.greeting(ticket) {
+            Some((index, _)) => self.close_session(index, reason),
+            None => self.handshakes.forget(ticket),
+        }
+    }
+
+    /// A peer that holds the secret has said hello.
+    fn hello(&mut self, ticket: Ticket, frame: &[u8]) {
+        let hello = frame.first_chunk().ok_or("a short hello").and_then(Hello::decode);
+        let Some((index, greeting)) = self.greeting(ticket) else {
+            if hello.and_then(|hello| self.join(ticket, hello)).is_err() {
+                self.counters.refused_handshakes.add(1);
+                self.handshakes.forget(ticket);
+            }
+            return;
+        };
+        if let Err(reason) = hello.and_then(|hello| self.answered(index, greeting, hello)) {
+            self.close_session(index, &format!("protocol error: {reason}"));
+        }
+    }
+
+    /// On the side that connected: the other has accepted this connection.
+    fn answered(&mut self, index: u32, greeting: Greeting, hello: Hello) -> Result<(), &'static str> {
+        let Some(session) = self.sessions.get_mut(index) else { return Ok(()) };
+        let place = (usize::from(hello.lane), usize::from(hello.index), usize::from(hello.connections));
+        let ours = (greeting.lane, greeting.index, session.connections_per_lane);
+        if hello.session != session.id || place != ours {
+            return Err("the hello of another connection");
+        }
+        session.peer_reads_max = session.peer_reads_max.min(hello.reads_max as usize);
+        session.greetings.retain(|other| other.ticket != greeting.ticket);
+        self.greeted(index, greeting)
+    }
+
+    /// On the side that accepted: puts a connection into its session, the first one's own making.
+    fn join(&mut self, ticket: Ticket, hello: Hello) -> Result<(), &'static str> {
+        let is_it = |index: &u32| {
+            self.sessions.get(*index).is_some_and(|it| it.id == hello.session && !it.we_connected)
+        };
+        let known = self.sessions.indices().find(is_it);
+        let index = match known {
+            Some(index) => index,
+            None => self.begin_accepted(hello)?,
+        };
+        let Some(session) = self.sessions.get_mut(index) else { return Ok(()) };
+        if session.stage != Stage::Joining || session.connections_per_lane != usize::from(hello.connections) {
+            return Err("a connection for a session that is complete, or other than it");
+        }
+        let greeting = Greeting { ticket, lane: usize::from(hello.lane), index: usize::from(hello.index) };
+        if session.lanes[greeting.lane].connections[greeting.index].is_some() {
+            return Err("a second connection for one place");
+        }
+        session.peer_reads_max = session.peer_reads_max.min(hello.reads_max as usize);
+        let Some(session) = self.sessions.get(index) else { return Ok(()) };
+        let answer = self.own_hello(session, greeting.lane, greeting.index);
+        let said = self.handshakes.say(ticket, &answer, &[]).map_err(|_| "the peer went away");
+        let joined = said.and_then(|()| self.greeted(index, greeting));
+        if let Err(reason) = joined {
+            self.close_session(index, reason);
+        }
+        joined
+    }
+
+    fn begin_accepted(&mut self, hello: Hello) -> Result<u32, &'static str> {
+        let deadline = Instant::now() + self.config.handshake_timeout;
+        let session = Session::new(hello.session, usize::from(hello.connections), false, deadline);
+        let index = self.sessions.insert(Box::new(session)).ok_or("no room for another peer")?;
+        let peer = PeerId(self.sessions.number(index));
+        if let Some(session) = self.sessions.get_mut(index) {
+            session.peer = peer;
+        }
+        self.joining += 1;
+        self.handshakes.wake_at(deadline);
+        Ok(index)
+    }
+
+    /// A connection is greeted both ways: it takes its place, and the last one opens the session.
+    fn greeted(&mut self, index: u32, greeting: Greeting) -> Result<(), &'static str> {
+        let Greeting { ticket, lane, index: place } = greeting;
+        let socket = self.handshakes.release(ticket).ok_or("its socket is gone")?;
+        let descriptor = socket.as_raw_fd();
+        let connection = Connection::new(socket, index, (lane, place), &self.config);
+        let number = self.connections.insert(Box::new(connection)).ok_or("no room for a connection")?;
+        if self.ring.register_file(number, descriptor)
+            && let Some(connection) = self.connections.get_mut(number)
+        {
+            connection.registered = Some(number);
+        }
+        let Some(session) = self.sessions.get_mut(index) else { return Ok(()) };
+        session.lanes[lane].connections[place] = Some(number);
+        session.alive += 1;
+        if session.alive < session.connections_per_lane * session.lanes.len() {
+            return Ok(());
+        }
+        session.stage = Stage::Open;
+        session.is_announced = true;
+        self.joining -= 1;
+        let reads_max = session.peer_reads_max.min(self.config.reads_max);
+        for lane in &mut session.lanes {
+            lane.open(Reads::new(reads_max), self.config.reads_max);
+        }
+        let peer = session.peer;
+        self.events.push_back(match session.we_connected {
+            true => Event::Connected { peer },
+            false => Event::Accepted { peer },
+        });
+        let connections: Vec<u32> = session.connections().collect();
+        for lane in &mut self.dirty {
+            lane.reserve(self.connections.len());
+        }
+        connections.into_iter().for_each(|connection| self.arm_receive(connection));
+        Ok(())
+    }
+}
