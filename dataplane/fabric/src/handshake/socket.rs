@@ -158,7 +158,7 @@ impl Socket {
         }
         let whole = std::mem::take(&mut self.incoming);
         let taken = if is_agreed { self.frame(config, whole) } else { self.opening(config, &whole) };
-        taken.unwrap_or_else(|failure| Incoming::Failed(failure))
+        taken.unwrap_or_else(Incoming::Failed)
     }
 
     /// Reads into `incoming` from `start` on. Descriptors that nobody expects are closed by the kernel.
