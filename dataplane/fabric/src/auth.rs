@@ -368,6 +368,7 @@ fn encode(protocol: Protocol) -> Result<Opening, AuthError> {
 }
 
 /// For fuzzing: an opening of a stranger, and a hello with its proof, as both sides take them.
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) {
     let Some((opening, rest)) = bytes.split_first_chunk() else { return };

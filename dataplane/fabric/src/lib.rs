@@ -30,7 +30,9 @@ pub mod cores;
 pub mod faults;
 pub mod handshake;
 mod request;
+#[cfg(any(test, feature = "testing"))]
 pub mod sim;
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod wait;
 

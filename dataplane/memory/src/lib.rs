@@ -21,6 +21,7 @@ mod error;
 mod lease;
 mod pool;
 mod slab;
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 pub use checksummer::{Checksummer, SlotSum, SumDone, SumRefused};

@@ -160,6 +160,7 @@ impl Slab {
         self.landings.get(slot as usize).map_or(0, |landings| landings.load(Ordering::Acquire))
     }
 
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn set_generation(&self, slot: u32, generation: u32) {
         self.generation_cell(slot).store(generation, Ordering::Release);
     }

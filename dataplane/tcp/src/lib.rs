@@ -36,6 +36,7 @@ mod extent;
 mod fabric;
 mod finish;
 mod frame;
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod gather;

@@ -395,6 +395,7 @@ impl<F: Fabric> Fabric for Bond<F> {
     }
 }
 
+#[cfg(any(test, feature = "testing"))]
 pub(crate) fn fuzz_frame(bytes: &[u8]) {
     if let Some(frame) = Frame::decode(bytes) {
         assert_eq!(&*frame.encode(), bytes, "{frame:?}");

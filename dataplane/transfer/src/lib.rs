@@ -54,6 +54,7 @@ pub use stages::{BOUNDS, Stage, StageSnapshot, StageTimes};
 pub use staging::{Staging, StagingLimits};
 
 /// For fuzzing: bytes of a peer, as the hand-off, the bond and the handshake read them. What decodes must encode to the same bytes.
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub fn fuzz_wire(bytes: &[u8]) {
     match wire::Message::decode(bytes) {

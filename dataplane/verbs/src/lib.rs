@@ -26,6 +26,7 @@ mod ends;
 mod error;
 mod fabric;
 pub mod ffi;
+#[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod geometry;
@@ -42,6 +43,7 @@ mod queue_pair;
 pub mod raw;
 mod shared_receive;
 mod sockets;
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod translate;
 mod watch;
