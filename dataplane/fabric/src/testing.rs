@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 
 use crate::wait::{Bell, WaitPolicy, Waiter};
 use crate::{
@@ -13,7 +13,8 @@ use crate::{
 
 /// Bytes of a slot in the pools of these tests.
 pub const SLOT_BYTES: usize = 128 << 10;
-const SLOTS: u32 = 16;
+/// The slots of these pools.
+pub const LAYOUT: SlabLayout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: 16 };
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Two nodes that can reach each other.
@@ -35,8 +36,7 @@ pub struct Pair {
 /// A pool for tests.
 #[must_use]
 pub fn pool(name: &str) -> Arc<SlotPool> {
-    let layout = SlabLayout { slot_bytes: SLOT_BYTES, slot_count: SLOTS };
-    SlotPool::new(Arc::new(Slab::create(name, layout, PageSize::Standard).expect("a small slab")))
+    SlotPool::new(Arc::new(Slab::create(name, LAYOUT, PageSize::Standard).expect("a small slab")))
 }
 
 /// Sleeps once, as the thread of a node does after [`Fabric::prepare_wait`].
@@ -115,6 +115,27 @@ fn completed(events: &[Event], id: u64) -> Option<Completion> {
     })
 }
 
+/// Where bytes of a slot lie in its device's memory.
+fn offset_in_device(slot: &SlotRef, offset: usize) -> usize {
+    slot.slot() as usize * slot.slab().layout().stride() + offset
+}
+
+/// Writes bytes of a slot, wherever it lies.
+fn put(slot: &SlotRef, offset: usize, bytes: &[u8]) {
+    match slot.slab().device() {
+        Some(device) => device.write(offset_in_device(slot, offset), bytes).expect("inside"),
+        None => slot.slab().write(slot.slot(), offset, bytes),
+    }
+}
+
+/// Reads bytes of a slot, wherever it lies.
+fn take(slot: &SlotRef, offset: usize, bytes: &mut [u8]) {
+    match slot.slab().device() {
+        Some(device) => device.read(offset_in_device(slot, offset), bytes).expect("inside"),
+        None => slot.slab().read(slot.slot(), offset, bytes),
+    }
+}
+
 /// Runs the whole contract; `make` gives a fresh pair for each clause.
 pub fn conformance(make: &mut dyn FnMut() -> Pair) {
     writes_land_before_their_immediate(Connected::new(make()));
@@ -136,7 +157,7 @@ fn writes_land_before_their_immediate(mut pair: Connected) {
         let fill = round as u8 + 1;
         let source = pair.pair.pool_a.acquire().expect("a slot");
         let target = pair.pair.pool_b.acquire().expect("a slot");
-        source.slab().write(source.slot(), 0, &vec![fill; len]);
+        put(&source, 0, &vec![fill; len]);
         let write = Operation::Write {
             source: Source::Slot { slot: source, offset: 0, len: len as u32 },
             target: Target { slot: target.slot(), generation: target.generation(), offset: 0 },
@@ -151,7 +172,7 @@ fn writes_land_before_their_immediate(mut pair: Connected) {
         });
         assert_eq!(completed(&pair.seen_a, id), Some(Completion::Done));
         let mut bytes = vec![0; len];
-        target.slab().read(target.slot(), 0, &mut bytes);
+        take(&target, 0, &mut bytes);
         assert!(bytes.iter().all(|&byte| byte == fill), "round {round}, {len} bytes");
         pair.seen_a.clear();
         pair.seen_b.clear();
@@ -212,8 +233,8 @@ fn rows_land_where_they_belong(mut pair: Connected) {
         let source = pair.pair.pool_a.acquire().expect("a slot");
         let target = pair.pair.pool_b.acquire().expect("a slot");
         let content: Vec<u8> = (0..SLOT_BYTES).map(pattern).collect();
-        source.slab().write(source.slot(), 0, &content);
-        target.slab().write(target.slot(), 0, &vec![0xEE; SLOT_BYTES]);
+        put(&source, 0, &content);
+        put(&target, 0, &vec![0xEE; SLOT_BYTES]);
         let (from, to) = (16_u32, 48_u32);
         let write = Operation::Write {
             source: Source::Slot { slot: source, offset: from, len: bytes * count },
@@ -233,7 +254,7 @@ fn rows_land_where_they_belong(mut pair: Connected) {
             }
         }
         let mut found = vec![0; SLOT_BYTES];
-        target.slab().read(target.slot(), 0, &mut found);
+        take(&target, 0, &mut found);
         let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
         assert_eq!(wrong, None, "round {round}: first wrong byte of the slot");
     }
@@ -245,8 +266,8 @@ fn reads_bring_what_is_there(mut pair: Connected) {
         let into = pair.pair.pool_a.acquire().expect("a slot");
         let from = pair.pair.pool_b.acquire().expect("a slot");
         let content: Vec<u8> = (0..SLOT_BYTES).map(pattern).collect();
-        from.slab().write(from.slot(), 0, &content);
-        into.slab().write(into.slot(), 0, &vec![0xEE; SLOT_BYTES]);
+        put(&from, 0, &content);
+        put(&into, 0, &vec![0xEE; SLOT_BYTES]);
         let rows = (count > 1).then_some(Rows { bytes, local_stride, remote_stride });
         let offset = if count == 1 { 0 } else { 24 };
         let range = SlotRange { slot: into.clone(), offset, len: bytes * count };
@@ -264,7 +285,7 @@ fn reads_bring_what_is_there(mut pair: Connected) {
             }
         }
         let mut found = vec![0; SLOT_BYTES];
-        into.slab().read(into.slot(), 0, &mut found);
+        take(&into, 0, &mut found);
         let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
         assert_eq!(wrong, None, "round {round}: first wrong byte of the slot");
     }
@@ -314,9 +335,9 @@ fn a_stale_generation_changes_nothing(mut pair: Connected) {
         return; // See clause 4.
     }
     let source = pair.pair.pool_a.acquire().expect("a slot");
-    source.slab().write(source.slot(), 0, &[9; 64]);
+    put(&source, 0, &[9; 64]);
     let target = pair.pair.pool_b.acquire().expect("a slot");
-    target.slab().write(target.slot(), 0, &[5; 64]);
+    put(&target, 0, &[5; 64]);
     let stale = Target { slot: target.slot(), generation: target.generation().wrapping_sub(1), offset: 0 };
     let source = Source::Slot { slot: source, offset: 0, len: 64 };
     pair.post(1, Operation::Write { source, target: stale, rows: None, immediate: Some(1) });
@@ -324,7 +345,7 @@ fn a_stale_generation_changes_nothing(mut pair: Connected) {
         pair.seen_a.iter().any(|event| matches!(event, Event::PeerDown { .. }))
     });
     let mut bytes = [0; 64];
-    target.slab().read(target.slot(), 0, &mut bytes);
+    take(&target, 0, &mut bytes);
     assert_eq!(bytes, [5; 64], "a stale write changed the slot");
     assert!(!pair.seen_b.iter().any(|event| matches!(event, Event::Immediate { .. })));
 }

@@ -6,7 +6,8 @@
 //!   reference is dropped, and gets another generation first, by which a stale name of it is detected. Generations cannot
 //!   be guessed: whoever names a slot has been told of it, and the end of a [`SlotGrant`] takes that back.
 //! * [`DeviceMemory`]: what the slots of a slab may lie in instead, and [`Copier`], which copies between slots
-//!   wherever they lie. [`Checksummer`] has a device sum what lies in its memory.
+//!   wherever they lie. [`Checksummer`] has a device sum what lies in its memory,
+//!   and [`DeviceSharing`] gives it to other processes of the machine.
 //! * [`LeaseTable`]: references held on behalf of somebody else (a peer), with an owner and an expiry.
 //!
 //! Invariants: a slot is never handed out while a reference to it exists (work requests in flight hold one);
@@ -20,6 +21,7 @@ mod device;
 mod error;
 mod lease;
 mod pool;
+mod sharing;
 mod slab;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -30,4 +32,5 @@ pub use device::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 pub use error::MemoryError;
 pub use lease::{Lease, LeaseFull, LeaseTable};
 pub use pool::{SlotGrant, SlotPool, SlotRef};
+pub use sharing::{AttachedSlab, DeviceSharing, EXPORT_BYTES_MAX};
 pub use slab::{PageSize, Slab, SlabLayout};

@@ -7,10 +7,12 @@
 mod checksummer;
 mod copier;
 mod device;
+mod sharing;
 
 pub use checksummer::{ChecksummerDouble, SumFaults};
 pub use copier::{CopierDouble, CopyFaults};
 pub use device::{Abilities, DeviceDouble};
+pub use sharing::SharingDouble;
 
 /// Gives every slot the generation 0, for tests that write names by hand and for fuzzers, whose inputs must mean the same in
 /// each run.

@@ -5,14 +5,15 @@
 //! a flush to a sleeping peer. Connections are made and ended in `greeting.rs`, receiving is in `poll.rs`.
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dataplane_fabric::auth::{Protocol, Transport};
 use dataplane_fabric::handshake::{HandshakeConfig, Handshakes, News};
 use dataplane_fabric::{
-    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest,
+    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Priority,
+    WorkRequest,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
@@ -20,7 +21,7 @@ use crate::connection::{Access, State};
 use crate::doorbell::Doorbell;
 use crate::metrics::Sums;
 use crate::table::Table;
-use crate::{ShmConfig, ShmCounters, ShmError, address, hello};
+use crate::{ShmConfig, ShmCounters, ShmError, address, hello, peer};
 
 /// Completions that may wait for `poll` before `post` says full.
 const COMPLETIONS_MAX: usize = 4096;
@@ -115,6 +116,27 @@ impl ShmFabric {
     /// a PID namespace that we do not see.
     pub fn peer_process(&mut self, peer: PeerId) -> Option<i32> {
         self.table.get_mut(peer).map(|connection| connection.pid).filter(|&pid| pid != 0)
+    }
+
+    /// A descriptor that becomes readable when the process on the other side has ended, with all that it had open; `None` when
+    /// the connection is over or the system gives none.
+    #[must_use]
+    pub fn peer_pidfd(&self, peer: PeerId) -> Option<OwnedFd> {
+        let connection = self.table.iter().find(|connection| connection.peer == peer)?;
+        peer::pidfd(self.handshakes.socket(connection.ticket)?, connection.pid)
+    }
+
+    /// Queues an immediate without a write; false when the queue to that peer is full or the peer is gone. Delivered in the
+    /// order of posting, as ever.
+    pub fn post_immediate(&mut self, peer: PeerId, priority: Priority, value: u32) -> bool {
+        let Some(remote) = self.table.get_mut(peer).and_then(|connection| connection.remote.as_mut()) else {
+            return false;
+        };
+        let is_pushed = remote.outbound.push_immediate(priority.index(), value);
+        if is_pushed && !std::mem::replace(&mut remote.dirty, true) {
+            self.dirty.push(peer);
+        }
+        is_pushed
     }
 
     pub(crate) fn level_connections(&self) {

@@ -1,10 +1,13 @@
 //! The process on the other side of a socket.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Errno;
 
 use crate::ShmError;
+
+/// Of asm-generic/socket.h.
+const SO_PEERPIDFD: libc::c_int = 77;
 
 /// A process, as the kernel knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +38,29 @@ pub(crate) fn process(socket: impl AsFd) -> Result<PeerProcess, ShmError> {
         return Err(ShmError::system("getsockopt(SO_PEERCRED)")(errno));
     }
     Ok(PeerProcess { pid: found.pid, uid: found.uid })
+}
+
+/// A descriptor of the process itself, of which no number can be reused.
+pub(crate) fn pidfd(socket: impl AsFd, pid: i32) -> Option<OwnedFd> {
+    let mut found: RawFd = -1;
+    let mut len = size_of::<RawFd>() as libc::socklen_t;
+    // SAFETY: as above, with the type and size that SO_PEERPIDFD fills.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 && found >= 0 {
+        // SAFETY: the kernel just made this descriptor for us and nobody else owns it.
+        return Some(unsafe { OwnedFd::from_raw_fd(found) });
+    }
+    // Before Linux 6.5: the number may be another process's by now, and then its end comes late.
+    let pid = rustix::process::Pid::from_raw(pid)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
 /// Refuses another user's process when that is asked for.

@@ -1,0 +1,31 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a node has done so far; read by any thread.
+#[derive(Debug, Default)]
+pub struct IpcCounters {
+    pub(crate) copies: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) failed_copies: AtomicU64,
+    pub(crate) refused_peers: AtomicU64,
+    /// A level.
+    pub(crate) peers: AtomicU64,
+}
+
+impl IpcCounters {
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Name, help text and value of each; the last is a level.
+    #[must_use]
+    pub fn snapshot(&self) -> [(&'static str, &'static str, u64); 5] {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [
+            ("device_copies", "Writes and reads carried out by the device", read(&self.copies)),
+            ("device_bytes", "Bytes of these", read(&self.bytes)),
+            ("failed_copies", "Copies that the device did not carry out", read(&self.failed_copies)),
+            ("refused_peers", "Peers whose memory or whose end is out of reach", read(&self.refused_peers)),
+            ("peers", "Peers", read(&self.peers)),
+        ]
+    }
+}

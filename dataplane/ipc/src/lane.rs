@@ -1,0 +1,303 @@
+//! The requests of one lane to one peer, in the order of posting: copies by the device, and what waits behind them.
+
+use std::collections::VecDeque;
+
+use dataplane_fabric::{
+    Completion, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Priority, Rows, Source, WorkRequest,
+};
+use dataplane_memory::{AttachedSlab, CopyRefused, DeviceError, SlotCopy, SlotRef};
+use dataplane_shm::ShmFabric;
+
+/// Requests that may wait in a lane.
+const REQUESTS_MAX: usize = 4096;
+
+/// A range of a slot of ours and one of the peer's, as one piece or in rows.
+#[derive(Debug)]
+pub(crate) struct Copy {
+    pub(crate) local: SlotRef,
+    pub(crate) local_offset: u32,
+    /// Number of the peer's slot.
+    pub(crate) remote: u32,
+    pub(crate) remote_offset: u32,
+    pub(crate) len: u32,
+    pub(crate) rows: Option<Rows>,
+    /// Whether the peer's slot is written.
+    pub(crate) is_write: bool,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// `begun` and `ended` count pieces.
+    Copy {
+        copy: Copy,
+        begun: u32,
+        ended: u32,
+        failed: Option<DeviceError>,
+    },
+    /// A few bytes, written by the processor once the copies before are over: for tests with faults.
+    Inline {
+        bytes: [u8; INLINE_BYTES_MAX],
+        len: u8,
+        remote: u32,
+        offset: u32,
+    },
+    /// Told to the peer once what was posted before has ended.
+    Immediate(u32),
+    Message(Box<[u8]>),
+}
+
+#[derive(Debug)]
+struct Request {
+    id: u64,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+pub(crate) struct Lane {
+    peer: PeerId,
+    priority: Priority,
+    requests: VecDeque<Request>,
+    /// Number of the first one.
+    first: u64,
+    /// Position of the first whose copies have not all begun.
+    next: usize,
+}
+
+/// What a lane works with.
+pub(crate) struct Means<'a> {
+    pub(crate) shm: &'a mut ShmFabric,
+    pub(crate) events: &'a mut VecDeque<Event>,
+    /// All slots of the peer's slab, by number.
+    pub(crate) slots: &'a [SlotRef],
+}
+
+impl Lane {
+    pub(crate) fn new(peer: PeerId, priority: Priority) -> Self {
+        Self { peer, priority, requests: VecDeque::new(), first: 0, next: 0 }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        // A write with an immediate is two.
+        self.requests.len() + 2 <= REQUESTS_MAX
+    }
+
+    /// Takes a request that was checked.
+    pub(crate) fn push(&mut self, id: u64, operation: Operation) {
+        match operation {
+            Operation::Write { source: Source::Slot { slot, offset, len }, target, rows, immediate } => {
+                self.copy(
+                    id,
+                    Copy {
+                        local: slot,
+                        local_offset: offset,
+                        remote: target.slot,
+                        remote_offset: target.offset,
+                        len,
+                        rows,
+                        is_write: true,
+                    },
+                );
+                self.immediate(immediate);
+            }
+            Operation::Write { source: Source::Inline { bytes, len }, target, immediate, .. } => {
+                let kind = Kind::Inline { bytes, len, remote: target.slot, offset: target.offset };
+                self.requests.push_back(Request { id, kind });
+                self.immediate(immediate);
+            }
+            Operation::Read { into, from, rows } => self.copy(
+                id,
+                Copy {
+                    local: into.slot,
+                    local_offset: into.offset,
+                    remote: from.slot,
+                    remote_offset: from.offset,
+                    len: into.len,
+                    rows,
+                    is_write: false,
+                },
+            ),
+            Operation::Send { message } => {
+                self.requests.push_back(Request { id, kind: Kind::Message(message) });
+            }
+        }
+    }
+
+    fn copy(&mut self, id: u64, copy: Copy) {
+        let kind = Kind::Copy { copy, begun: 0, ended: 0, failed: None };
+        self.requests.push_back(Request { id, kind });
+    }
+
+    fn immediate(&mut self, immediate: Option<u32>) {
+        let request = immediate.map(|value| Request { id: 0, kind: Kind::Immediate(value) });
+        self.requests.extend(request);
+    }
+
+    /// Begins copies, as many as the copier takes. An error is why one can never be made.
+    pub(crate) fn begin(&mut self, attached: &mut AttachedSlab, slots: &[SlotRef]) -> Result<(), String> {
+        while let Some(request) = self.requests.get_mut(self.next) {
+            if let Kind::Copy { copy, begun, .. } = &mut request.kind {
+                let token = (self.first + self.next as u64) << 1 | self.priority.index() as u64;
+                while *begun < copy.pieces() {
+                    match attached.copier.submit(copy.piece(*begun, token, slots)) {
+                        Ok(()) => *begun += 1,
+                        Err(CopyRefused::Full(_)) => {
+                            attached.copier.flush();
+                            return Ok(());
+                        }
+                        Err(CopyRefused::Outside(_)) => {
+                            return Err("bytes outside of a slot, or rows that overlap".to_owned());
+                        }
+                        Err(CopyRefused::Unreachable(_)) => {
+                            return Err("a slot of memory that the device does not know".to_owned());
+                        }
+                    }
+                }
+            }
+            self.next += 1;
+        }
+        attached.copier.flush();
+        Ok(())
+    }
+
+    /// A piece with this number has ended.
+    pub(crate) fn piece_ended(&mut self, number: u64, result: Result<(), DeviceError>) {
+        let at = number.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
+        let request = at.and_then(|at| self.requests.get_mut(at));
+        if let Some(Request { kind: Kind::Copy { ended, failed, .. }, .. }) = request {
+            *ended += 1;
+            *failed = failed.take().or(result.err());
+        }
+    }
+
+    /// Ends what is at the front and over, and tells the peer what waited for it. An error is why the connection must end.
+    pub(crate) fn advance(&mut self, means: &mut Means<'_>) -> Result<Progress, String> {
+        let mut progress = Progress::default();
+        while let Some(Request { id, kind }) = self.requests.pop_front() {
+            let (is_over, kind) = match kind {
+                Kind::Copy { failed: Some(error), copy, begun, ended } if begun == ended => {
+                    let failed = Some(error.clone());
+                    self.requests.push_front(Request { id, kind: Kind::Copy { copy, begun, ended, failed } });
+                    return Err(format!("a copy between devices failed: {error}"));
+                }
+                Kind::Copy { copy, begun, ended, failed } => {
+                    let is_over = ended == copy.pieces();
+                    progress.copies += u64::from(is_over);
+                    progress.bytes += if is_over { u64::from(copy.len) } else { 0 };
+                    (is_over, Kind::Copy { copy, begun, ended, failed })
+                }
+                Kind::Inline { bytes, len, remote, offset } => {
+                    let written =
+                        write_inline(&bytes[..usize::from(len)], &means.slots[remote as usize], offset);
+                    let kind = Kind::Inline { bytes, len, remote, offset };
+                    if let Err(error) = written {
+                        self.requests.push_front(Request { id, kind });
+                        return Err(format!("a write to the peer's device failed: {error}"));
+                    }
+                    (true, kind)
+                }
+                Kind::Immediate(value) => {
+                    let is_told = means.shm.post_immediate(self.peer, self.priority, value);
+                    (is_told, Kind::Immediate(value))
+                }
+                Kind::Message(message) => {
+                    let operation = Operation::Send { message };
+                    let request = WorkRequest { id, peer: self.peer, priority: self.priority, operation };
+                    match means.shm.post(request) {
+                        // Its completion comes from there.
+                        Ok(()) => {
+                            self.pop();
+                            continue;
+                        }
+                        Err(Full(WorkRequest { operation: Operation::Send { message }, .. })) => {
+                            (false, Kind::Message(message))
+                        }
+                        Err(Full(_)) => unreachable!("a message went in"),
+                    }
+                }
+            };
+            if !is_over {
+                self.requests.push_front(Request { id, kind });
+                break;
+            }
+            self.pop();
+            if id != 0 {
+                means.events.push_back(Event::Completed { id, completion: Completion::Done });
+            }
+        }
+        Ok(progress)
+    }
+
+    /// The first request was taken out.
+    fn pop(&mut self) {
+        self.first += 1;
+        self.next = self.next.saturating_sub(1);
+    }
+
+    /// Nothing more is begun: what has not begun ends now, the rest when its pieces have.
+    pub(crate) fn give_up(&mut self, events: &mut VecDeque<Event>) {
+        self.next = self.requests.len();
+        if !self.requests.iter().any(|request| request.is_under_way()) {
+            self.end(events);
+        }
+    }
+
+    /// Every request ends with the peer.
+    pub(crate) fn end(&mut self, events: &mut VecDeque<Event>) {
+        self.first += self.requests.len() as u64;
+        self.next = 0;
+        let signalled = self.requests.drain(..).filter(|request| request.id != 0);
+        events.extend(
+            signalled.map(|request| Event::Completed { id: request.id, completion: Completion::PeerDown }),
+        );
+    }
+}
+
+impl Request {
+    fn is_under_way(&self) -> bool {
+        matches!(self.kind, Kind::Copy { begun, ended, .. } if ended < begun)
+    }
+}
+
+/// What an advance did.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub(crate) copies: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Copy {
+    fn pieces(&self) -> u32 {
+        self.rows.map_or(u32::from(self.len > 0), |rows| rows.count(self.len))
+    }
+
+    fn piece(&self, number: u32, token: u64, slots: &[SlotRef]) -> SlotCopy {
+        let (local_offset, remote_offset, len) = match self.rows {
+            None => (self.local_offset, self.remote_offset, self.len),
+            // The spans were checked to be inside of the slots.
+            Some(rows) => (
+                self.local_offset + number * rows.local_stride,
+                self.remote_offset + number * rows.remote_stride,
+                rows.bytes,
+            ),
+        };
+        let (local, remote) = (self.local.clone(), slots[self.remote as usize].clone());
+        let (from, to) = if self.is_write {
+            ((local, local_offset), (remote, remote_offset))
+        } else {
+            ((remote, remote_offset), (local, local_offset))
+        };
+        SlotCopy { token, from: from.0, from_offset: from.1, to: to.0, to_offset: to.1, len }
+    }
+}
+
+fn write_inline(bytes: &[u8], slot: &SlotRef, offset: u32) -> Result<(), DeviceError> {
+    let slab = slot.slab();
+    let Some(device) = slab.device() else {
+        return Err(DeviceError { operation: "write", reason: "the slot is not a device's".to_owned() });
+    };
+    device.write(slot.slot() as usize * slab.layout().stride() + offset as usize, bytes)
+}

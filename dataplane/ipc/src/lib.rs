@@ -1,0 +1,37 @@
+//! Device memory that processes of one host share, as a fabric: blocks go from one GPU's memory to another's, over NVLink or PCIe,
+//! and touch neither the host's memory nor a network card.
+//!
+//! ```text
+//! post(Write) ─▶ Copier ──── device slot ═══ copy engine ═══▶ peer's device slot
+//! post(Send), immediates ─▶ held back until the copies before them are over ─▶ shared-memory rings ─▶ peer
+//! ```
+//!
+//! Peers meet over shared memory ([`ShmFabric`](dataplane_shm::ShmFabric)), with its handshake and secret, and tell each other what
+//! the driver calls their slab ([`DeviceSharing`](dataplane_memory::DeviceSharing); CUDA's is an IPC handle). A thread attaches it,
+//! which takes milliseconds. From then on a write or read is a copy by the device, and a message or immediate follows in the rings
+//! once the copies that were posted before it in its lane have ended.
+//!
+//! Limits:
+//! * A peer has the whole slab: it can read and write every slot, and names of slots are not checked
+//!   ([`Fabric::checks_generations`](dataplane_fabric::Fabric::checks_generations)).
+//! * Nobody rings when a copy ends: a thread with copies under way polls.
+//! * A copy that was begun cannot be taken back. [`Fabric::disconnect`](dataplane_fabric::Fabric::disconnect) begins no more, and
+//!   the peer hears of the end when the last one is over.
+//!
+//! **Ends.** Each side says goodbye when its copies are over; a connection has ended when both have. A peer that dies says none, and
+//! a copy of its may still be under way when its socket closes: the end is reported once the kernel has ended the process
+//! (`SO_PEERPIDFD`, Linux 6.5, or pidfd_open(2)), which closes its driver first. A peer whose end cannot be awaited is not admitted.
+//!
+//! Per operation: no lock, no system call of this crate's own; an allocation for each message. Driven by one thread.
+
+#![forbid(unsafe_code)]
+
+mod attach;
+mod counters;
+mod fabric;
+mod lane;
+mod peer;
+mod wire;
+
+pub use counters::IpcCounters;
+pub use fabric::{IpcError, IpcFabric};

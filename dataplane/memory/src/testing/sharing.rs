@@ -1,0 +1,62 @@
+//! Device memory that nodes of one process share, as processes share a device's.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{CopierDouble, CopyFaults, DeviceDouble};
+use crate::{AttachedSlab, DeviceError, DeviceMemory, DeviceSharing, Slab, SlabLayout};
+
+/// What was exported, by its number.
+static EXPORTED: Mutex<Option<HashMap<u64, Arc<DeviceDouble>>>> = Mutex::new(None);
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// See the module. Its copiers are [`CopierDouble`]s.
+#[derive(Debug)]
+pub struct SharingDouble {
+    slab: Arc<Slab>,
+    memory: Arc<DeviceDouble>,
+    number: u64,
+    faults: CopyFaults,
+}
+
+impl SharingDouble {
+    /// A slab in memory of its own. Panics when there is none: this is for tests.
+    #[must_use]
+    pub fn new(layout: SlabLayout, memory: &Arc<DeviceDouble>, faults: CopyFaults) -> Self {
+        let shared: Arc<dyn DeviceMemory> = memory.clone();
+        let slab = Slab::on_device("shared", layout, shared).expect("a slab");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { slab: Arc::new(slab), memory: Arc::clone(memory), number, faults }
+    }
+}
+
+impl DeviceSharing for SharingDouble {
+    fn slab(&self) -> &Arc<Slab> {
+        &self.slab
+    }
+
+    fn export(&self) -> Result<Vec<u8>, DeviceError> {
+        let mut exported = EXPORTED.lock().unwrap_or_else(PoisonError::into_inner);
+        exported.get_or_insert_default().insert(self.number, Arc::clone(&self.memory));
+        Ok(self.number.to_le_bytes().to_vec())
+    }
+
+    fn attach(&self, exported: &[u8], layout: SlabLayout) -> Result<AttachedSlab, DeviceError> {
+        let failed = |reason: &str| DeviceError { operation: "attach", reason: reason.to_owned() };
+        let number = exported.try_into().map(u64::from_le_bytes).map_err(|_| failed("not a name"))?;
+        let known = EXPORTED.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = known.as_ref().and_then(|known| known.get(&number)).cloned();
+        let memory: Arc<dyn DeviceMemory> = memory.ok_or_else(|| failed("nobody exported it"))?;
+        let slab = Slab::on_device("attached", layout, memory).map_err(|error| failed(&error.to_string()))?;
+        let copier = Box::new(CopierDouble::new(self.number, 64, self.faults));
+        Ok(AttachedSlab { copier, slab: Arc::new(slab) })
+    }
+}
+
+impl Drop for SharingDouble {
+    fn drop(&mut self) {
+        let mut exported = EXPORTED.lock().unwrap_or_else(PoisonError::into_inner);
+        exported.as_mut().and_then(|exported| exported.remove(&self.number));
+    }
+}
