@@ -265,6 +265,7 @@ pub(crate) fn mock_worker() -> Router {
         replay: None,
         data_plane: DataPlaneAddress {
             host: String::new(),
+            cuda_ipc: None,
             shm: None,
             tcp: None,
             rdma: Vec::new(),

@@ -61,8 +61,8 @@ pub(crate) fn open_server(settings: &Settings, slab: &Arc<Slab>, listen: SocketA
 
 /// As a gateway tells it to the workers that are to connect.
 pub(crate) fn data_plane_address(address: Addresses) -> DataPlaneAddress {
-    let Addresses { host, shm, tcp, rdma } = address;
-    DataPlaneAddress { host, shm, tcp, rdma, processes: 1 }
+    let Addresses { host, cuda_ipc, shm, tcp, rdma } = address;
+    DataPlaneAddress { host, cuda_ipc, shm, tcp, rdma, processes: 1 }
 }
 
 /// When the threads that move blocks sleep, and where they run.
@@ -82,6 +82,8 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
     let wanted = |transport| TransportRequest {
         transport,
         is_named: match transport {
+            // The engine of this binary has its slots in host memory.
+            Transport::CudaIpc => false,
             Transport::Shm => !transfer.socket_folder.is_empty(),
             Transport::Rdma => {
                 let rdma = &settings.rdma;
@@ -110,6 +112,7 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
         rdma_listen: settings.rdma.listen,
         rdma: verbs_config(settings)?,
         connections_per_device: settings.rdma.connections_per_device as u16,
+        sharing: None,
         verbs_library: None,
         sources: Vec::new(),
         bond: BondConfig {

@@ -7,7 +7,8 @@
 //!   that the device reaches by DMA.
 //! * [`CopyQueue`]: asynchronous copies between them, driven by one thread and polled. The hot path: no allocation, no
 //!   lock, no callback, no wait.
-//! * [`SlotCopier`]: the same as the `Copier` of `dataplane-memory`, for whoever shall not know CUDA.
+//! * [`SlotCopier`]: the same as the `Copier` of `dataplane-memory`, for whoever shall not know CUDA; [`IpcSharing`] as its
+//!   `DeviceSharing`.
 //! * [`Module`], [`Stream::launch`], [`Graph`], [`compile`]: kernels that somebody else wrote.
 //! * [`GpuDirect`]: which way bytes take between a NIC and device memory on this machine.
 //!
@@ -32,6 +33,7 @@ mod export;
 mod foreign;
 mod ipc;
 mod pinned;
+mod sharing;
 mod slab;
 
 mod graph;
@@ -68,6 +70,7 @@ pub use module::{Function, Module};
 pub use peer::{PeerLink, PeerPath};
 pub use pinned::{PinError, Pinned};
 pub use queue::CopyQueue;
+pub use sharing::IpcSharing;
 pub use slab::DeviceSlab;
 pub use stream::{Priority, Stream};
 pub use submission::{Completion, CopyQueueConfig, CopyQueueCounters, Refusal};

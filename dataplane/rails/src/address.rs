@@ -9,6 +9,8 @@ pub struct Addresses {
     pub host: String,
     /// Path of the shared-memory socket, if that transport is on.
     pub shm: Option<String>,
+    /// Path of the socket of shared device memory, if that transport is on.
+    pub cuda_ipc: Option<String>,
     /// `ip:port` of the TCP transport, if it is on.
     pub tcp: Option<String>,
     /// `ip:port` at which each RDMA rail is connected to, best first.
@@ -17,7 +19,8 @@ pub struct Addresses {
 
 impl Addresses {
     /// The addresses as peers connect to them, best first. Loopback addresses are told when there are no others: on other hosts they lead
-    /// elsewhere.
+    /// elsewhere. Processes of this host take the first that they can use; device memory that cannot be shared is reached by a
+    /// card all the same.
     #[must_use]
     pub fn notation(&self) -> Vec<String> {
         let rails = self.rdma.iter().map(|address| ("rdma", address));
@@ -29,7 +32,11 @@ impl Addresses {
             .filter(|(_, address)| !is_far || !is_loopback(address))
             .map(|(kind, address)| format!("{kind}:{address}"))
             .collect();
-        let local = self.shm.iter().map(|path| format!("shm:{path}"));
+        let device = self.cuda_ipc.iter().map(|path| {
+            let ways = std::iter::once(format!("cuda_ipc:{path}")).chain(network.iter().cloned());
+            ways.collect::<Vec<String>>().join(",")
+        });
+        let local = device.chain(self.shm.iter().map(|path| format!("shm:{path}")));
         local.chain((!network.is_empty()).then(|| network.join(","))).collect()
     }
 }
@@ -46,7 +53,7 @@ mod tests {
 
     fn addresses(tcp: Option<&str>, rdma: &[&str]) -> Addresses {
         let rdma = rdma.iter().map(|&address| address.to_owned()).collect();
-        Addresses { host: "h".to_owned(), shm: None, tcp: tcp.map(str::to_owned), rdma }
+        Addresses { host: "h".to_owned(), tcp: tcp.map(str::to_owned), rdma, ..Addresses::default() }
     }
 
     #[test]
@@ -67,5 +74,9 @@ mod tests {
         assert!(addresses(None, &[]).notation().is_empty());
         let both = Addresses { shm: Some("/x".to_owned()), ..addresses(Some(far), &[]) };
         assert_eq!(both.notation(), ["shm:/x", "tcp:10.0.0.2:7400"]);
+        let shared = Addresses { cuda_ipc: Some("/x".to_owned()), ..addresses(None, &["10.0.1.2:1"]) };
+        assert_eq!(shared.notation(), ["cuda_ipc:/x,rdma:10.0.1.2:1", "rdma:10.0.1.2:1"]);
+        let alone = Addresses { cuda_ipc: Some("/x".to_owned()), ..addresses(None, &[]) };
+        assert_eq!(alone.notation(), ["cuda_ipc:/x"]);
     }
 }

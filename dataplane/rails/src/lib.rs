@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dataplane_fabric::PeerAccess;
-use dataplane_memory::Slab;
+use dataplane_memory::{DeviceSharing, Slab};
 use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
 use dataplane_transfer::BondConfig;
@@ -33,6 +33,8 @@ use dataplane_verbs::{Library, VerbsConfig};
 /// A kind of transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
+    /// Device memory that processes of one host share ([`RailsConfig::sharing`]).
+    CudaIpc,
     /// Memory that processes of one host share.
     Shm,
     /// RDMA over every device that was chosen.
@@ -42,13 +44,16 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Every kind, best first.
+    /// The kinds for slots in host memory, best first.
     pub const ALL: [Self; 3] = [Self::Shm, Self::Rdma, Self::Tcp];
+    /// The kinds for slots in a device's memory, best first.
+    pub const DIRECT: [Self; 2] = [Self::CudaIpc, Self::Rdma];
 
-    /// As in a configuration and in an address: `shm`, `rdma`, `tcp`.
+    /// As in a configuration and in an address: `cuda_ipc`, `shm`, `rdma`, `tcp`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::CudaIpc => "cuda_ipc",
             Self::Shm => "shm",
             Self::Rdma => "rdma",
             Self::Tcp => "tcp",
@@ -110,10 +115,12 @@ pub struct RailsConfig {
     pub key: SharedKey,
     /// Equal for processes that can share memory, see [`Addresses::host`].
     pub host: String,
-    /// Path of the shared-memory socket.
+    /// Path of the socket at which processes of this host connect: of shared memory, or of shared device memory.
     pub socket: PathBuf,
-    /// Shared memory.
+    /// Shared memory; of device memory, the rings for messages.
     pub shm: ShmConfig,
+    /// Gives the slab to other processes, and reaches theirs, where it lies in a device's memory.
+    pub sharing: Option<Arc<dyn DeviceSharing>>,
     /// Where the TCP transport listens. Peers are told this address, so it must be one of this host.
     pub listen: SocketAddr,
     /// TCP.

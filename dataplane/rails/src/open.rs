@@ -8,6 +8,7 @@ use std::time::{Instant, SystemTime};
 use dataplane_fabric::Fabric;
 use dataplane_fabric::auth::UNPROVED_HELP;
 use dataplane_fabric::faults::CorruptingFabric;
+use dataplane_ipc::{IpcError, IpcFabric};
 use dataplane_memory::Slab;
 use dataplane_shm::{ShmConfig, ShmError, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpCounters, TcpError, TcpFabric};
@@ -66,6 +67,12 @@ pub enum RailsError {
     /// Shared memory.
     #[error(transparent)]
     Shm(#[from] ShmError),
+    /// Shared device memory.
+    #[error(transparent)]
+    Ipc(#[from] IpcError),
+    /// Only slots in a device's memory can be shared so.
+    #[error("the slots do not lie in a device's memory")]
+    HostSlots,
     /// TCP.
     #[error(transparent)]
     Tcp(#[from] TcpError),
@@ -112,6 +119,7 @@ pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError>
     let mut kinds = Vec::new();
     for (rank, &TransportRequest { transport, is_named }) in config.transports.iter().enumerate() {
         let opened = match transport {
+            Transport::CudaIpc => builder.cuda_ipc(rank as u8),
             Transport::Shm => builder.shm(rank as u8),
             Transport::Rdma => builder.rdma(rank as u8),
             Transport::Tcp => builder.tcp(rank as u8),
@@ -153,22 +161,45 @@ impl RailsBuilder<'_> {
         self.counters.push(RailCounters { name, read: Box::new(read) });
     }
 
-    fn shm(&mut self, rank: u8) -> Result<(), RailsError> {
+    /// The socket at which processes of this host connect, if they may. Those of processes that are gone are removed.
+    fn local_socket(&self) -> Option<String> {
         let path = self.config.socket.display().to_string();
         if let Some(folder) = self.config.socket.parent() {
             remove_stale_sockets(folder, SystemTime::now());
         }
-        let listen = self.config.role.listens().then_some(path.as_str());
+        if !self.config.role.listens() {
+            return None;
+        }
         // The socket of a process that ran here before: nobody listens there.
-        if listen.is_some() && dataplane_shm::remove_stale(&path) {
+        if dataplane_shm::remove_stale(&path) {
             tracing::debug!(file = path, "removed the socket of a process that is gone");
         }
+        Some(path)
+    }
+
+    fn shm_config(&self) -> ShmConfig {
         let (access, key) = (self.config.role.access(), self.config.key.clone());
-        let config = ShmConfig { access, key, ..self.config.shm.clone() };
-        let fabric = ShmFabric::new(Arc::clone(self.slab), listen, config)?;
+        ShmConfig { access, key, ..self.config.shm.clone() }
+    }
+
+    fn cuda_ipc(&mut self, rank: u8) -> Result<(), RailsError> {
+        let sharing = self.config.sharing.as_ref().ok_or(RailsError::HostSlots)?;
+        assert!(Arc::ptr_eq(sharing.slab(), self.slab), "peers are told slots of one slab");
+        let listen = self.local_socket();
+        let fabric = IpcFabric::new(Arc::clone(sharing), listen.as_deref(), self.shm_config())?;
+        let counters = Arc::clone(fabric.counters());
+        self.count("cuda_ipc".to_owned(), move || counters.snapshot().to_vec());
+        self.address.cuda_ipc = listen;
+        self.add(fabric, rank, "shared device memory".to_owned());
+        Ok(())
+    }
+
+    fn shm(&mut self, rank: u8) -> Result<(), RailsError> {
+        let listen = self.local_socket();
+        let fabric = ShmFabric::new(Arc::clone(self.slab), listen.as_deref(), self.shm_config())?;
         let counters = Arc::clone(fabric.counters());
         self.count("shm".to_owned(), move || counters.snapshot().to_vec());
-        self.address.shm = listen.map(str::to_owned);
+        self.address.shm = listen;
         self.add(fabric, rank, "shared memory".to_owned());
         Ok(())
     }
@@ -391,6 +422,7 @@ mod tests {
             host: "h".to_owned(),
             socket: std::env::temp_dir().join(format!("kvasir-rails-{}.sock", std::process::id())),
             shm: ShmConfig::default(),
+            sharing: None,
             listen: loopback,
             tcp: TcpConfig::default(),
             devices: Vec::new(),

@@ -51,6 +51,7 @@ impl Node {
             rdma_listen: loopback,
             rdma: VerbsConfig::default(),
             connections_per_device: 1,
+            sharing: None,
             verbs_library: None,
             sources: Vec::new(),
             bond: BondConfig::default(),

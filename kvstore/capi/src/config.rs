@@ -208,7 +208,7 @@ pub(crate) struct DeviceSettings {
     pub(crate) staging: Size,
     /// The device's memory through which blocks of hand-offs go. 1 MiB to 1 TiB, and at least a block.
     pub(crate) handoff_capacity: Size,
-    /// Hand-offs go between the device's memory and the network card without the host's: over RDMA only.
+    /// Hand-offs go between devices' memory without the host's: over RDMA, or between processes of one host.
     pub(crate) direct: bool,
 }
 
@@ -218,6 +218,9 @@ pub(crate) struct DeviceSettings {
 pub(crate) enum Transports {
     /// The best that both ends have.
     Auto,
+    /// Between devices' memory, of processes of one host.
+    #[serde(rename = "cuda_ipc")]
+    CudaIpc,
     Shm,
     Rdma,
     Tcp,
@@ -507,12 +510,19 @@ impl Settings {
             ));
         }
         misfits.extend(self.transfer.iter().flat_map(TransferSettings::misfits));
-        if self.transfer.is_none() && self.device.as_ref().is_some_and(|device| device.direct) {
+        let is_direct = self.device.as_ref().is_some_and(|device| device.direct);
+        if self.transfer.as_ref().is_some_and(|transfer| transfer.transport == Transports::CudaIpc)
+            && !is_direct
+        {
+            misfits.push("transfer.transport = \"cuda_ipc\" takes device.direct = true".to_owned());
+        }
+        if self.transfer.is_none() && is_direct {
             misfits.push("device.direct = true needs a section [transfer]".to_owned());
         }
         if let (Some(device), Some(transfer)) = (&self.device, &self.transfer) {
-            if device.direct && transfer.transport != Transports::Rdma {
-                misfits.push("device.direct = true takes transfer.transport = \"rdma\"".to_owned());
+            if device.direct && matches!(transfer.transport, Transports::Shm | Transports::Tcp) {
+                let kinds = "\"auto\", \"rdma\" or \"cuda_ipc\"";
+                misfits.push(format!("device.direct = true takes transfer.transport = {kinds}"));
             }
             let (capacity, block_bytes) = (device.handoff_capacity, transfer.block_bytes());
             if !device.direct && transfer.capacity.0 / block_bytes.saturating_add(SLOT_GRAIN) < 2 {

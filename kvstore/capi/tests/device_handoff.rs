@@ -4,6 +4,9 @@
 #[allow(dead_code, reason = "of an engine only tensors and streams are used")]
 mod engine;
 
+#[path = "device_handoff/ipc.rs"]
+mod ipc;
+
 #[path = "../../../dataplane/cuda/tests/double/mod.rs"]
 mod double;
 #[allow(dead_code, reason = "of the emulator only the library is used")]
@@ -79,6 +82,13 @@ fn configuration(transport: &str, device: &str, more: &str) -> String {
     )
 }
 
+/// Keys and values of each layer, of different strides.
+fn on_device(device: &Device, random: &mut Random) -> Engine {
+    let strides = [PIECE + 80, PIECE].map(|stride| (stride, PIECE));
+    let shapes: Vec<(usize, usize)> = (0..LAYERS).flat_map(|_| strides).collect();
+    Engine::new(device, random, &shapes, BLOCKS)
+}
+
 /// A store with an engine's tensors.
 struct Side {
     // Closed before the tensors go.
@@ -99,10 +109,7 @@ impl Side {
 
     fn over(device: &Device, image: &str, random: &mut Random, configuration: &str) -> Self {
         let rig = Rig::new(open(image, configuration).expect("opens"));
-        // Keys and values of each layer, of different strides.
-        let strides = [PIECE + 80, PIECE].map(|stride| (stride, PIECE));
-        let shapes: Vec<(usize, usize)> = (0..LAYERS).flat_map(|_| strides).collect();
-        let engine = Engine::new(device, random, &shapes, BLOCKS);
+        let engine = on_device(device, random);
         Self { tensors: rig.register(&engine), rig, engine }
     }
 

@@ -14,6 +14,9 @@ pub struct DataPlaneAddress {
     /// Same on all processes that share memory: the machine's boot, `/`, and the folder that they share. A boot that is not
     /// known begins with `unknown`.
     pub host: String,
+    /// Path of the socket of shared device memory, if that transport is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda_ipc: Option<String>,
     /// Path of the shared-memory socket, if that transport is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shm: Option<String>,
@@ -51,6 +54,7 @@ impl DataPlaneAddress {
         let is_reachable = |address: &&String| !is_loopback(address);
         Self {
             host: self.host.clone(),
+            cuda_ipc: self.cuda_ipc.clone(),
             shm: self.shm.clone(),
             tcp: self.tcp.as_ref().filter(is_reachable).cloned(),
             rdma: self.rdma.iter().filter(is_reachable).cloned().collect(),
@@ -127,6 +131,7 @@ mod tests {
     fn loopback_addresses_are_of_no_use_to_another_host() {
         let address = |host: &str| DataPlaneAddress {
             host: host.to_owned(),
+            cuda_ipc: None,
             shm: Some("/x".to_owned()),
             tcp: Some("127.0.0.1:7400".to_owned()),
             rdma: vec!["[::1]:1".to_owned(), "10.0.0.2:2".to_owned(), "127.0.0.1:3".to_owned()],
@@ -146,6 +151,7 @@ mod tests {
     fn legs_survive_json_and_other_dialects_are_not_ours() {
         let from = DataPlaneAddress {
             host: "h".into(),
+            cuda_ipc: Some("/y".into()),
             shm: Some("/x".into()),
             tcp: None,
             rdma: vec!["1.2.3.4:5".into()],

@@ -5,7 +5,7 @@ A gateway asks both engines of a prompt at once and tells each its leg in `kv_tr
     to the engine that computes the prompt:  {"kvasir": "prefill", "transfer_id": N, "receivers": R}
     to the one that generates from it:       {"kvasir": "decode", "transfer_id": N, "from": ADDRESS, "first_process": P}
 
-`ADDRESS` is where the first one's library listens: `host`, and `shm`, `tcp` and `rdma` as far as they are on, and `processes`,
+`ADDRESS` is where the first one's library listens: `host`, and `cuda_ipc`, `shm`, `tcp` and `rdma` as far as they are on, and `processes`,
 its workers for each data-parallel rank. Process `n` of an engine, counted over all ranks, listens on the ports of process 0
 plus `n` (of RDMA plus `n` times as many as process 0 has), and so is its socket named. The prompt's blocks are with the processes from `P` on.
 
@@ -46,37 +46,40 @@ class DataPlaneAddress:
     tcp: str | None = None
     rdma: tuple[str, ...] = ()
     processes: int = 1
+    cuda_ipc: str | None = None
 
     @classmethod
     def parse(cls, given: Any) -> "DataPlaneAddress | None":
         """From `from` of a leg; none when it is not understood."""
         if not isinstance(given, Mapping):
             return None
-        host, shm, tcp, rdma = (given.get(name) for name in ("host", "shm", "tcp", "rdma"))
+        host, cuda_ipc, shm, tcp, rdma = (given.get(name) for name in ("host", "cuda_ipc", "shm", "tcp", "rdma"))
         rails = tuple(rdma) if isinstance(rdma, (list, tuple)) else ()
-        texts = [text for text in (shm, tcp, *rails) if text is not None]
-        if not isinstance(host, str) or not all(isinstance(text, str) and len(text) <= _ADDRESS_MAX for text in texts):
+        sockets = [path for path in (cuda_ipc, shm) if path is not None]
+        ports = [address for address in (tcp, *rails) if address is not None]
+        if not isinstance(host, str) or not all(
+            isinstance(text, str) and len(text) <= _ADDRESS_MAX for text in sockets + ports
+        ):
             return None
-        if not all(0 < port_of(address) < 1 << 16 for address in texts if address is not shm):
+        if not all(0 < port_of(address) < 1 << 16 for address in ports):
             return None
         processes = given.get("processes", 1)
         if not _is_number(processes, RECEIVERS_MAX + 1) or processes == 0:
             return None
-        return cls(host, shm, tcp, rails, processes)
+        return cls(host, shm, tcp, rails, processes, cuda_ipc)
 
     def of_process(self, number: int) -> "DataPlaneAddress":
         """That of another process of the engine whose process 0 this is."""
         if number == 0:
             return self
-        found = _SOCKET.match(self.shm or "")
-        shm = f"{found[1]}{int(found[2]) + number}{found[3]}" if found else None
         return DataPlaneAddress(
             self.host,
-            shm,
+            _socket_of(self.shm, number),
             _with_port_offset(self.tcp, number) if self.tcp else None,
             # Each process has as many addresses of RDMA as process 0.
             tuple(_with_port_offset(address, number * len(self.rdma)) for address in self.rdma),
             self.processes,
+            _socket_of(self.cuda_ipc, number),
         )
 
     def address_from(self, here: str) -> str:
@@ -87,6 +90,9 @@ class DataPlaneAddress:
         if self.shm is not None and self.host == here:
             return f"shm:{self.shm}"
         ways = [("rdma", address) for address in self.rdma] + ([("tcp", self.tcp)] if self.tcp else [])
+        if self.cuda_ipc is not None and self.host == here:
+            # The others for memory that the driver does not share, and for engines on the CPU.
+            ways.insert(0, ("cuda_ipc", self.cuda_ipc))
         if _boot(self.host) and _boot(here) and _boot(self.host) != _boot(here):
             ways = [(kind, address) for kind, address in ways if not _is_loopback(address)]
         return ",".join(f"{kind}:{address}" for kind, address in ways)
@@ -167,8 +173,13 @@ def host(folder: str) -> str:
     return f"{boot}/{place.st_dev}:{place.st_ino}"
 
 
-def place(transfer: Mapping[str, Any], rdma: Mapping[str, Any], processes: int) -> DataPlaneAddress:
-    """Where this engine's first process listens, by the sections `transfer` and `rdma` of its store's configuration."""
+def place(
+    transfer: Mapping[str, Any], rdma: Mapping[str, Any], processes: int, *, direct: bool = False
+) -> DataPlaneAddress:
+    """Where this engine's first process listens, by the sections `transfer` and `rdma` of its store's configuration.
+
+    `direct` is `device.direct`: blocks go between devices' memory.
+    """
     kind, folder = str(transfer.get("transport", "auto")), str(transfer.get("socket_folder", ""))
     listen = str(transfer.get("listen", ""))
     _, port = _split(listen)
@@ -176,10 +187,11 @@ def place(transfer: Mapping[str, Any], rdma: Mapping[str, Any], processes: int) 
     rails = str(rdma.get("listen", ""))
     return DataPlaneAddress(
         host(folder),
-        socket if kind in ("auto", "shm") else None,
-        listen if kind in ("auto", "tcp") else None,
+        socket if kind in ("auto", "shm") and not direct else None,
+        listen if kind in ("auto", "tcp") and not direct else None,
         _rails(rails, rdma) if rails and kind in ("auto", "rdma") else (),
         processes,
+        socket if kind in ("auto", "cuda_ipc") and direct else None,
     )
 
 
@@ -212,8 +224,14 @@ def _rails(listen: str, rdma: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(_with_port_offset(listen, at) for at in range(_connections(rdma)))
 
 
+def _socket_of(path: str | None, number: int) -> str | None:
+    """The socket of another process of the engine whose process 0 has this one."""
+    found = _SOCKET.match(path or "")
+    return f"{found[1]}{int(found[2]) + number}{found[3]}" if found else None
+
+
 def socket_name(port: int) -> str:
-    """The name of the shared memory's socket of the engine that listens on this port."""
+    """The name of the socket for processes of this host of the engine that listens on this port."""
     return f"vllm-{port}"
 
 

@@ -83,6 +83,11 @@ class Settings:
         """The section of RDMA."""
         return self.store.get("rdma", {})
 
+    @property
+    def direct(self) -> bool:
+        """Whether blocks go between devices' memory, past the host's."""
+        return self.store.get("device", {}).get("direct") is True
+
     def toml(
         self,
         block_bytes: int,

@@ -178,15 +178,15 @@ class KvasirMetrics(KVConnectorPromMetrics):
         gauge = self._gauge_cls(
             name="vllm:kvasir_data_plane",
             documentation="Where an engine listens for hand-offs of blocks: in the labels.",
-            labelnames=[*self._labelnames, "host", "shm", "tcp", "rdma", "processes"],
+            labelnames=[*self._labelnames, "host", "cuda_ipc", "shm", "tcp", "rdma", "processes"],
             multiprocess_mode="mostrecent",
         )
         processes = vllm_config.parallel_config.world_size
-        first = handoff.place(settings.transfer, settings.rdma, processes)
+        first = handoff.place(settings.transfer, settings.rdma, processes, direct=settings.direct)
         for engine, labels in self.per_engine_labelvalues.items():
             place = first.of_process(engine * processes)
-            told = [place.host, place.shm or "", place.tcp or "", ",".join(place.rdma), str(processes)]
-            gauge.labels(*labels, *told).set(1)
+            local = [place.host, place.cuda_ipc or "", place.shm or ""]
+            gauge.labels(*labels, *local, place.tcp or "", ",".join(place.rdma), str(processes)).set(1)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]

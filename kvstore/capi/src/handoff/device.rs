@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use dataplane_cuda::{
-    CopyQueueConfig, Device, DeviceMemory, DeviceSlab, Pinned, Priority, SlotCopier, Stream,
+    CopyQueueConfig, Device, DeviceMemory, DeviceSlab, IpcSharing, Pinned, Priority, SlotCopier, Stream,
 };
 use dataplane_gpu::{CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, Pair, SlotChecksummer, Sums};
-use dataplane_memory::{Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_memory::{DeviceSharing, Slab, SlabLayout, SlotPool, SlotRef};
 use dataplane_transfer::{Staging, StagingLimits};
 
 use super::copy::BlockCopier;
@@ -79,6 +79,8 @@ pub(super) struct DeviceOpened {
     pub(super) staging: Staging<SlotCopier>,
     /// Where hand-offs are direct.
     pub(super) checksummer: Option<SlotChecksummer>,
+    /// The same: how processes of this host reach the slots.
+    pub(super) sharing: Option<Arc<dyn DeviceSharing>>,
 }
 
 impl DeviceCopyThreads {
@@ -103,8 +105,9 @@ impl DeviceCopyThreads {
             .map_err(|error| super::open::failed(&format!("transfer.capacity: {error}")))?;
         let mut copier = SlotCopier::new(&device, Priority::Urgent, CopyQueueConfig::default())
             .map_err(|error| failed(&error))?;
+        let pinned = Arc::new(pinned);
         copier
-            .add_host(&Arc::new(pinned))
+            .add_host(&pinned)
             .and_then(|()| copier.add_device(&slab, &memory))
             .ok_or_else(|| failed(&"too many memories for one copier"))?;
         let threads = Self {
@@ -120,14 +123,16 @@ impl DeviceCopyThreads {
         *lock(&threads.jobs) = Some([pushes, arrivals]);
         let limits = StagingLimits::of(staging);
         let staging = Staging::new(copier, Arc::clone(staging), limits);
-        let mut checksummer = None;
+        let (mut checksummer, mut sharing) = (None, None);
         if is_direct {
             let mut sums = SlotChecksummer::new(threads.queue(&kernels)?, SUMS_MAX);
             sums.add_device(&slab, &threads.memory)
                 .ok_or_else(|| failed(&"too many memories for one checksummer"))?;
             checksummer = Some(sums);
+            let ipc = IpcSharing::new(Arc::clone(&slab), Arc::clone(&threads.memory), vec![pinned]);
+            sharing = Some(Arc::new(ipc) as Arc<dyn DeviceSharing>);
         }
-        Ok(DeviceOpened { threads, pool: SlotPool::new(slab), staging, checksummer })
+        Ok(DeviceOpened { threads, pool: SlotPool::new(slab), staging, checksummer, sharing })
     }
 
     fn start(

@@ -45,9 +45,10 @@ impl HandOffs {
         let opened = device
             .map(|parts| DeviceCopyThreads::open(parts, slot_bytes, &host, &completions))
             .transpose()?;
-        let direct = opened.as_ref().filter(|opened| opened.checksummer.is_some());
+        let direct = opened.as_ref().filter(|opened| opened.sharing.is_some());
         let shown = direct.map_or(&host, |opened| &opened.pool).slab();
-        if direct.is_some() {
+        if let Some(opened) = direct {
+            config.sharing.clone_from(&opened.sharing);
             // A push to a peer with other heads is staged all the same: from the host's slots.
             config.sources.push(Arc::clone(host.slab()));
         }
@@ -58,7 +59,7 @@ impl HandOffs {
         let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
         let mut node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
         let (pool, staging_pool, device, staging) = match opened {
-            Some(DeviceOpened { threads, pool, staging, checksummer }) => {
+            Some(DeviceOpened { threads, pool, staging, checksummer, .. }) => {
                 if let Some(checksummer) = checksummer {
                     node = node.with_checksummer(checksummer);
                 }
@@ -109,9 +110,15 @@ fn pieces(settings: &TransferSettings) -> PieceLayout {
     }
 }
 
-pub(crate) fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> Result<RailsConfig, Failure> {
+pub(crate) fn rails_config(
+    settings: &TransferSettings,
+    rdma: &RdmaSettings,
+    is_direct: bool,
+) -> Result<RailsConfig, Failure> {
     let transports = match settings.transport {
+        Transports::Auto if is_direct => Transport::DIRECT.to_vec(),
         Transports::Auto => Transport::ALL.to_vec(),
+        Transports::CudaIpc => vec![Transport::CudaIpc],
         Transports::Shm => vec![Transport::Shm],
         Transports::Rdma => vec![Transport::Rdma],
         Transports::Tcp => vec![Transport::Tcp],
@@ -119,6 +126,8 @@ pub(crate) fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> 
     let wanted = |transport| TransportRequest {
         transport,
         is_named: match transport {
+            // The driver may not share memory between processes; a card reaches it all the same.
+            Transport::CudaIpc => false,
             Transport::Shm => !settings.socket_name.is_empty(),
             Transport::Rdma => rdma.names_something(),
             Transport::Tcp => settings.listen.port() != 0,
@@ -145,6 +154,7 @@ pub(crate) fn rails_config(settings: &TransferSettings, rdma: &RdmaSettings) -> 
         rdma_listen: rdma.listen,
         rdma: verbs,
         connections_per_device: rdma.connections_per_device as u16,
+        sharing: None,
         verbs_library: None,
         sources: Vec::new(),
         bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },

@@ -42,7 +42,8 @@ pub(crate) fn open_with(
     let (device, tensors) = (device.map(Arc::new), Arc::new(Registry::new()));
     let handoffs = transfer
         .map(|transfer| {
-            let rails = RailsConfig { verbs_library, ..handoff::rails_config(&transfer, &rdma)? };
+            let is_direct = for_handoffs.as_ref().is_some_and(|parts| parts.is_direct);
+            let rails = RailsConfig { verbs_library, ..handoff::rails_config(&transfer, &rdma, is_direct)? };
             HandOffs::open(&transfer, rails, for_handoffs, queue.completions())
         })
         .transpose()?;

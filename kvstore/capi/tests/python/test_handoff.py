@@ -511,6 +511,12 @@ class Places(unittest.TestCase):
         self.assertEqual(place.address_from("c/1"), "rdma:10.0.0.1:1", "another machine's loopback")
         self.assertEqual(DataPlaneAddress("b/1", "/x", "[::1]:7").address_from("c/1"), "")
         self.assertEqual(DataPlaneAddress("h", None, None).address_from("h"), "")
+        direct = DataPlaneAddress("b/1", rdma=("10.0.0.1:1",), cuda_ipc="/tmp/kvasir-vllm-7400.sock")
+        self.assertEqual(direct.of_process(2).address_from("b/1"), "cuda_ipc:/tmp/kvasir-vllm-7402.sock,rdma:10.0.0.1:3")
+        self.assertEqual(direct.address_from("c/1"), "rdma:10.0.0.1:1")
+        told = {"host": "b/1", "rdma": ["10.0.0.1:1"], "cuda_ipc": direct.cuda_ipc}
+        self.assertEqual(DataPlaneAddress.parse(told), direct)
+        self.assertIsNone(DataPlaneAddress.parse(told | {"cuda_ipc": 7}))
 
     def test_a_place_is_what_the_library_opens(self) -> None:
         transfer = {"listen": f"127.0.0.1:{20000 + os.getpid() % 10000}", "head_bytes": "4096 B"}

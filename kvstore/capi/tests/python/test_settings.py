@@ -47,6 +47,19 @@ class Configuration(unittest.TestCase):
             # The library takes the following ones by itself.
             self.assertIn(f'listen = "10.0.1.1:{ports[0]}"', settings.toml(4096, "x", process=process))
 
+    def test_blocks_between_devices_go_past_the_memory_of_the_host(self) -> None:
+        transfer, rdma = {"listen": "10.0.0.1:7400"}, {"listen": "10.0.1.1:8000"}
+        for kind, local, rails in [
+            ("auto", True, ("10.0.1.1:8000",)),
+            ("cuda_ipc", True, ()),
+            ("rdma", False, ("10.0.1.1:8000",)),
+        ]:
+            settings = Settings.parse({"store": {"device": {"direct": True}, "transfer": transfer | {"transport": kind}}})
+            place = handoff.place(settings.transfer or {}, rdma, 1, direct=settings.direct)
+            self.assertEqual((place.shm, place.tcp, place.rdma), (None, None, rails), kind)
+            self.assertEqual(bool(place.cuda_ipc), local, kind)
+        self.assertFalse(Settings.parse({"store": {"device": {}}}).direct)
+
     def test_the_device_of_the_tensors_is_filled_in(self) -> None:
         slot = '[store]\nslot = "4096 B"\n'
         self.assertEqual(Settings.parse({}).toml(1, "x", 3), slot + "[device]\nordinal = 3\n")

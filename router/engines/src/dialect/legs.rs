@@ -253,6 +253,7 @@ mod tests {
             feeds: Vec::new(),
             data_plane: Some(DataPlaneAddress {
                 host: "h".into(),
+                cuda_ipc: None,
                 shm: None,
                 tcp: Some("1.2.3.4:5".into()),
                 rdma: Vec::new(),

@@ -56,6 +56,7 @@ fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
     let address = |name: &str| told.label(name).filter(|text| !text.is_empty()).map(str::to_owned);
     Some(DataPlaneAddress {
         host: address("host")?,
+        cuda_ipc: address("cuda_ipc"),
         shm: address("shm"),
         tcp: address("tcp"),
         rdma: address("rdma").iter().flat_map(|all| all.split(',')).map(str::to_owned).collect(),
@@ -252,9 +253,10 @@ mod tests {
     fn a_connector_says_where_it_hands_blocks_over() {
         let metrics = "# TYPE vllm:kvasir_data_plane gauge\n\
             vllm:kvasir_data_plane{engine=\"1\",host=\"b/1:2\",model_name=\"m\",processes=\"2\",rdma=\"\",shm=\"\",tcp=\"10.0.0.2:7402\"} 1.0\n\
-            vllm:kvasir_data_plane{engine=\"0\",host=\"b/1:2\",model_name=\"m\",processes=\"2\",rdma=\"10.0.1.2:1,10.0.2.2:2\",shm=\"/tmp/x.sock\",tcp=\"10.0.0.2:7400\"} 1.0\n";
+            vllm:kvasir_data_plane{cuda_ipc=\"/tmp/y.sock\",engine=\"0\",host=\"b/1:2\",model_name=\"m\",processes=\"2\",rdma=\"10.0.1.2:1,10.0.2.2:2\",shm=\"/tmp/x.sock\",tcp=\"10.0.0.2:7400\"} 1.0\n";
         let expected = DataPlaneAddress {
             host: "b/1:2".to_owned(),
+            cuda_ipc: Some("/tmp/y.sock".to_owned()),
             shm: Some("/tmp/x.sock".to_owned()),
             tcp: Some("10.0.0.2:7400".to_owned()),
             rdma: vec!["10.0.1.2:1".to_owned(), "10.0.2.2:2".to_owned()],
