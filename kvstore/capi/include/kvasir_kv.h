@@ -135,13 +135,15 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for
  *                               # loads: at least a slot in each; "1 MiB" to "1 TiB"
  *     handoff_capacity = "256 MiB" # memory of the device through which blocks of hand-offs go, taken with [transfer] only
- *     direct = false            # whether network cards read and write that memory, past the host's: takes the transport
- *                               # "rdma", cards that reach it, and to receive a sender with equal heads
+ *     direct = false            # whether blocks go between devices' memory, past the host's: over RDMA by cards that reach it,
+ *                               # and between processes of one host by the driver ("cuda_ipc"); to receive takes a sender
+ *                               # with equal heads
  *
  * Hand-offs need one section more, and RDMA may have another; without [transfer] nothing listens:
  *
  *       [transfer]
- *       transport = "auto"        # "shm", "rdma", "tcp", or "auto": all that this machine has; a pair uses the best
+ *       transport = "auto"        # "shm", "rdma", "tcp", or "auto": all that this machine has; a pair uses the best. With
+ *                                 # device.direct "cuda_ipc", "rdma", or "auto": both
  *       listen = "127.0.0.1:0"    # where TCP listens: an address that peers reach; port 0 is one of the system's choice
  *       socket_folder = ""        # of the shared memory's socket; empty is the system's folder for temporary files
  *       socket_name = ""          # its file is kvasir-NAME.sock; empty is a name that no other process has
@@ -437,7 +439,8 @@ typedef struct kvasir_kv_handoff {
  * (`device.handoff_capacity`), from where they take the way through pinned host memory (`transfer.capacity`, of which half
  * is for what is received, so that an expectation of more blocks than that is THROTTLED or a MISS; blocks from several
  * processes count once for each). With `device.direct`
- * network cards read and write the device's memory instead, and the devices verify; what goes to a process with other heads
+ * network cards, or the copy engines of a device of the same host, read and write the device's memory instead, and the
+ * devices verify; what goes to a process with other heads
  * takes the way through the host's memory, and what would come from one is a MISS. The two sides of a hand-off need not be
  * alike in any of this. The device's work begins when `event` has passed.
  *
