@@ -209,4 +209,8 @@ impl Copier for SlotCopier {
     fn in_flight(&self) -> usize {
         self.lanes.iter().map(|lane| lane.queue.in_flight()).sum()
     }
+
+    fn is_lost(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.queue.dead().is_some())
+    }
 }

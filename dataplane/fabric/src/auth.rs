@@ -90,6 +90,8 @@ pub enum Transport {
     Tcp = 2,
     /// RDMA.
     Rdma = 3,
+    /// Device memory that processes of one host share.
+    CudaIpc = 4,
 }
 
 /// The transport and the versions in a side's opening.

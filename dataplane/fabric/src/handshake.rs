@@ -176,9 +176,15 @@ impl Handshakes {
         self.listener.as_ref().map(AsFd::as_fd)
     }
 
-    /// Closes the listener: nobody is accepted any more.
+    /// Closes the listener and all strangers: nobody is accepted any more.
     pub fn stop_listening(&mut self) {
-        self.listener = None;
+        if let Some(listener) = self.listener.take() {
+            self.poller.remove_listener(listener.as_fd());
+        }
+        self.paused_until = None;
+        let strangers = self.sockets.iter().filter(|(_, socket)| socket.is_stranger);
+        let strangers: Vec<Ticket> = strangers.map(|(&ticket, _)| ticket).collect();
+        strangers.into_iter().for_each(|ticket| self.refuse(ticket));
     }
 
     /// What became of strangers since the last call.
@@ -346,10 +352,11 @@ impl Handshakes {
         match incoming {
             Incoming::Nothing | Incoming::Opened => {}
             Incoming::Frame(frame, descriptors) => {
-                if let Some(socket) = self.sockets.get_mut(&ticket)
-                    && std::mem::take(&mut socket.is_stranger)
-                {
-                    self.strangers -= 1;
+                let Some(socket) = self.sockets.get_mut(&ticket) else { return };
+                self.strangers -= usize::from(std::mem::take(&mut socket.is_stranger));
+                // Whoever hears of it has time to answer: it does not fail in this look.
+                if let Some(deadline) = &mut socket.deadline {
+                    *deadline = Instant::now() + self.config.timeout;
                 }
                 news.push(News::Frame { ticket, frame, descriptors });
             }

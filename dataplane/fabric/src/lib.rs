@@ -16,7 +16,7 @@
 //!    goes down. Until then the fabric holds the request's slot reference. `Done` says of a write that its bytes
 //!    have landed, of a read that they are here, of a message that the peer's fabric has it.
 //! 4. A write or read that names a stale generation, or bytes outside the registered slab, changes nothing and
-//!    takes the connection down. A NIC does not know generations: a fabric for which
+//!    takes the connection down. NICs and copy engines do not know generations: a fabric for which
 //!    [`Fabric::checks_generations`] is false checks the range only, and its users keep every slot that a peer
 //!    was told of until the peer has acknowledged or its connection has ended.
 //! 5. A slab whose slots lie in a device's memory is refused where the fabric is made, and its slots are never given to
@@ -30,7 +30,7 @@ pub mod cores;
 pub mod faults;
 pub mod handshake;
 mod request;
-#[cfg(any(test, feature = "testing"))]
+#[cfg(any(test, feature = "simulation"))]
 pub mod sim;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -49,8 +49,8 @@ use dataplane_memory::Slab;
 
 /// What peers may do with the slots of a fabric's own slab.
 ///
-/// TCP and RDMA hold them to it. Through shared memory a peer has the slab itself: [`PeerAccess::None`] keeps it from
-/// them, the others do not differ.
+/// TCP and RDMA hold them to it. Through shared memory, of a host or of devices, a peer has the whole slab: [`PeerAccess::None`]
+/// keeps it from them, the others do not differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PeerAccess {
     /// Nothing: they are not shown it.
@@ -89,7 +89,7 @@ pub enum DeviceReach {
 
 /// One transport, driven by one thread.
 pub trait Fabric {
-    /// Short name for logs and metrics: `shm`, `tcp`, `rdma`, `sim`.
+    /// Short name for logs and metrics: `shm`, `cuda_ipc`, `tcp`, `rdma`, `sim`.
     fn name(&self) -> &'static str;
 
     /// Whether the target refuses names of slots that were reused since (clause 4).

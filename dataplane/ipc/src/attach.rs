@@ -1,85 +1,140 @@
 //! The thread that attaches and detaches peers' slabs: calls of the driver that take milliseconds.
+//!
+//! A connection has one job at a time, so as many wait as there are connections.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::JoinHandle;
 
 use dataplane_fabric::PeerId;
-use dataplane_memory::{AttachedSlab, DeviceError, DeviceSharing};
+use dataplane_memory::{AttachedSlab, DeviceError, DeviceSharing, SlotPool, SlotRef};
 use rustix::event::EventfdFlags;
 
 use crate::wire::Hello;
 
-enum Job {
-    Attach(PeerId, Hello),
-    /// Dropped there: a driver may take its time.
-    Detach(AttachedSlab),
+/// The slab of a peer, as requests use it.
+#[derive(Debug)]
+pub(crate) struct PeerSlab {
+    /// Every slot, by number: requests name them, and nothing else does. Dropped first.
+    pub(crate) slots: Vec<SlotRef>,
+    pub(crate) attached: AttachedSlab,
 }
 
-pub(crate) type Attached = (PeerId, Result<AttachedSlab, DeviceError>);
+enum Job {
+    Attach(PeerId, Hello),
+    Detach(PeerId, PeerSlab),
+}
+
+/// A job that is done.
+#[derive(Debug)]
+pub(crate) enum Done {
+    Attached(PeerId, Result<PeerSlab, DeviceError>),
+    Detached(PeerId),
+}
 
 #[derive(Debug)]
 pub(crate) struct AttachThread {
     jobs: Option<Sender<Job>>,
-    attached: Receiver<Attached>,
-    /// Readable when something was attached, or was not.
+    done: Receiver<Done>,
+    /// Readable when a job is done, or the thread has ended; and sometimes when not.
     wakeup: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// The thread's side. Dropped in the order of the fields: the fabric is woken when it can see that no more is done.
+struct Worker {
+    done: Sender<Done>,
+    wakeup: WakeOnDrop,
+}
+
+struct WakeOnDrop(Arc<OwnedFd>);
+
+impl WakeOnDrop {
+    fn wake(&self) {
+        // Fails only when the counter is at its maximum, and then the fabric is being woken anyway.
+        let _full = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        self.wake();
+    }
 }
 
 impl AttachThread {
     pub(crate) fn start(sharing: Arc<dyn DeviceSharing>) -> std::io::Result<Self> {
         let wakeup = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (jobs, submitted) = mpsc::channel::<Job>();
-        let (sender, attached) = mpsc::channel();
-        let rings = Arc::clone(&wakeup);
+        let (sender, done) = mpsc::channel();
+        let worker = Worker { done: sender, wakeup: WakeOnDrop(Arc::clone(&wakeup)) };
         let run = move || {
+            let worker = worker;
             for job in submitted {
-                match job {
-                    Job::Attach(peer, hello) => {
-                        // Nobody waits for it when the fabric is gone; it is dropped then.
-                        let _gone = sender.send((peer, sharing.attach(&hello.exported, hello.layout)));
-                        // Fails only when the counter is at its maximum, and then the fabric is being woken anyway.
-                        let _full = rustix::io::write(&rings, &1_u64.to_ne_bytes());
-                    }
-                    Job::Detach(slab) => drop(slab),
-                }
+                // Nobody waits for it when the fabric is gone; it is dropped then.
+                let _gone = worker.done.send(carry_out(job, &*sharing));
+                worker.wakeup.wake();
             }
         };
         let thread = std::thread::Builder::new().name("kvasir-ipc-attach".to_owned()).spawn(run)?;
-        Ok(Self { jobs: Some(jobs), attached, wakeup, thread: Some(thread) })
+        Ok(Self { jobs: Some(jobs), done, wakeup, thread: Some(thread) })
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.wakeup.as_fd()
     }
 
-    pub(crate) fn attach(&self, peer: PeerId, hello: Hello) {
-        self.submit(Job::Attach(peer, hello));
+    /// [`Done::Attached`] follows; false when the thread has panicked.
+    pub(crate) fn attach(&self, peer: PeerId, hello: Hello) -> bool {
+        self.submit(Job::Attach(peer, hello))
     }
 
-    pub(crate) fn detach(&self, slab: AttachedSlab) {
-        self.submit(Job::Detach(slab));
+    /// [`Done::Detached`] follows, when the driver has closed the memory. The slab has no copy under way. False when the thread has
+    /// panicked, and the memory was closed here.
+    pub(crate) fn detach(&self, peer: PeerId, slab: PeerSlab) -> bool {
+        self.submit(Job::Detach(peer, slab))
     }
 
-    fn submit(&self, job: Job) {
-        if let Some(jobs) = &self.jobs {
-            // A thread that panicked gives the job back, and it is dropped here.
-            let _dead = jobs.send(job);
+    fn submit(&self, job: Job) -> bool {
+        // A thread that panicked gives the job back, and it is dropped here.
+        self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
+    }
+
+    /// A job that is done; `Err` when the thread has panicked and none will be.
+    pub(crate) fn next(&self) -> Result<Option<Done>, ()> {
+        match self.done.try_recv() {
+            Ok(done) => Ok(Some(done)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(()),
         }
     }
 
-    /// What was attached since, or was not.
-    pub(crate) fn take(&self) -> impl Iterator<Item = Attached> {
-        // One that rings meanwhile is seen at the next look.
+    /// Whatever is done from now on wakes a sleeper; look at [`Self::next`] after this.
+    pub(crate) fn clear(&self) {
         let _empty = rustix::io::read(&self.wakeup, &mut [0_u8; 8]);
-        self.attached.try_iter()
     }
+}
 
-    /// Whether its thread has panicked: nothing is attached any more.
-    pub(crate) fn is_dead(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+fn carry_out(job: Job, sharing: &dyn DeviceSharing) -> Done {
+    match job {
+        Job::Attach(peer, hello) => {
+            let attached = sharing.attach(&hello.exported, hello.layout);
+            Done::Attached(peer, attached.map(PeerSlab::new))
+        }
+        Job::Detach(peer, slab) => {
+            drop(slab);
+            Done::Detached(peer)
+        }
+    }
+}
+
+impl PeerSlab {
+    fn new(attached: AttachedSlab) -> Self {
+        let pool = SlotPool::new(attached.slab.clone());
+        let mut slots: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
+        slots.sort_by_key(SlotRef::slot);
+        Self { slots, attached }
     }
 }
 

@@ -23,7 +23,11 @@ impl IpcCounters {
         [
             ("device_copies", "Writes and reads carried out by the device", read(&self.copies)),
             ("device_bytes", "Bytes of these", read(&self.bytes)),
-            ("failed_copies", "Copies that the device did not carry out", read(&self.failed_copies)),
+            (
+                "failed_copies",
+                "Connections ended because a copy failed or was refused",
+                read(&self.failed_copies),
+            ),
             ("refused_peers", "Peers whose memory or whose end is out of reach", read(&self.refused_peers)),
             ("peers", "Peers", read(&self.peers)),
         ]

@@ -5,8 +5,11 @@ use std::collections::VecDeque;
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Priority, Rows, Source, WorkRequest,
 };
-use dataplane_memory::{AttachedSlab, CopyRefused, DeviceError, SlotCopy, SlotRef};
+use dataplane_memory::{CopyRefused, DeviceError, SlotCopy, SlotRef};
 use dataplane_shm::ShmFabric;
+
+use crate::IpcCounters;
+use crate::attach::PeerSlab;
 
 /// Requests that may wait in a lane.
 const REQUESTS_MAX: usize = 4096;
@@ -34,7 +37,7 @@ enum Kind {
         ended: u32,
         failed: Option<DeviceError>,
     },
-    /// A few bytes, written by the processor once the copies before are over: for tests with faults.
+    /// Written by this thread, which blocks, once earlier copies are over. Only tests with faults post these.
     Inline {
         bytes: [u8; INLINE_BYTES_MAX],
         len: u8,
@@ -63,12 +66,13 @@ pub(crate) struct Lane {
     next: usize,
 }
 
-/// What a lane works with.
-pub(crate) struct Means<'a> {
+/// What the lanes of a peer share.
+pub(crate) struct LaneContext<'a> {
     pub(crate) shm: &'a mut ShmFabric,
     pub(crate) events: &'a mut VecDeque<Event>,
     /// All slots of the peer's slab, by number.
     pub(crate) slots: &'a [SlotRef],
+    pub(crate) counters: &'a IpcCounters,
 }
 
 impl Lane {
@@ -137,29 +141,32 @@ impl Lane {
     }
 
     /// Begins copies, as many as the copier takes. An error is why one can never be made.
-    pub(crate) fn begin(&mut self, attached: &mut AttachedSlab, slots: &[SlotRef]) -> Result<(), String> {
+    pub(crate) fn begin(&mut self, slab: &mut PeerSlab) -> Result<(), &'static str> {
+        let begun = self.submit(slab);
+        // Also what was accepted before one that was not.
+        slab.attached.copier.flush();
+        begun
+    }
+
+    fn submit(&mut self, slab: &mut PeerSlab) -> Result<(), &'static str> {
         while let Some(request) = self.requests.get_mut(self.next) {
             if let Kind::Copy { copy, begun, .. } = &mut request.kind {
                 let token = (self.first + self.next as u64) << 1 | self.priority.index() as u64;
                 while *begun < copy.pieces() {
-                    match attached.copier.submit(copy.piece(*begun, token, slots)) {
+                    match slab.attached.copier.submit(copy.piece(*begun, token, &slab.slots)) {
                         Ok(()) => *begun += 1,
-                        Err(CopyRefused::Full(_)) => {
-                            attached.copier.flush();
-                            return Ok(());
-                        }
+                        Err(CopyRefused::Full(_)) => return Ok(()),
                         Err(CopyRefused::Outside(_)) => {
-                            return Err("bytes outside of a slot, or rows that overlap".to_owned());
+                            return Err("bytes outside of a slot, or rows that overlap");
                         }
                         Err(CopyRefused::Unreachable(_)) => {
-                            return Err("a slot of memory that the device does not know".to_owned());
+                            return Err("a slot of memory that the device does not know");
                         }
                     }
                 }
             }
             self.next += 1;
         }
-        attached.copier.flush();
         Ok(())
     }
 
@@ -174,65 +181,54 @@ impl Lane {
     }
 
     /// Ends what is at the front and over, and tells the peer what waited for it. An error is why the connection must end.
-    pub(crate) fn advance(&mut self, means: &mut Means<'_>) -> Result<Progress, String> {
-        let mut progress = Progress::default();
-        while let Some(Request { id, kind }) = self.requests.pop_front() {
-            let (is_over, kind) = match kind {
-                Kind::Copy { failed: Some(error), copy, begun, ended } if begun == ended => {
-                    let failed = Some(error.clone());
-                    self.requests.push_front(Request { id, kind: Kind::Copy { copy, begun, ended, failed } });
+    pub(crate) fn advance(&mut self, context: &mut LaneContext<'_>) -> Result<(), String> {
+        while let Some(Request { id, kind }) = self.requests.front_mut() {
+            let id = *id;
+            match kind {
+                Kind::Copy { failed: Some(error), begun, ended, .. } if begun == ended => {
                     return Err(format!("a copy between devices failed: {error}"));
                 }
-                Kind::Copy { copy, begun, ended, failed } => {
-                    let is_over = ended == copy.pieces();
-                    progress.copies += u64::from(is_over);
-                    progress.bytes += if is_over { u64::from(copy.len) } else { 0 };
-                    (is_over, Kind::Copy { copy, begun, ended, failed })
+                Kind::Copy { copy, ended, .. } => {
+                    if *ended < copy.pieces() {
+                        break;
+                    }
+                    IpcCounters::add(&context.counters.copies, 1);
+                    IpcCounters::add(&context.counters.bytes, u64::from(copy.len));
                 }
                 Kind::Inline { bytes, len, remote, offset } => {
-                    let written =
-                        write_inline(&bytes[..usize::from(len)], &means.slots[remote as usize], offset);
-                    let kind = Kind::Inline { bytes, len, remote, offset };
-                    if let Err(error) = written {
-                        self.requests.push_front(Request { id, kind });
-                        return Err(format!("a write to the peer's device failed: {error}"));
-                    }
-                    (true, kind)
+                    write_inline(&bytes[..usize::from(*len)], &context.slots[*remote as usize], *offset)
+                        .map_err(|error| format!("a write to the peer's device failed: {error}"))?;
                 }
                 Kind::Immediate(value) => {
-                    let is_told = means.shm.post_immediate(self.peer, self.priority, value);
-                    (is_told, Kind::Immediate(value))
-                }
-                Kind::Message(message) => {
-                    let operation = Operation::Send { message };
-                    let request = WorkRequest { id, peer: self.peer, priority: self.priority, operation };
-                    match means.shm.post(request) {
-                        // Its completion comes from there.
-                        Ok(()) => {
-                            self.pop();
-                            continue;
-                        }
-                        Err(Full(WorkRequest { operation: Operation::Send { message }, .. })) => {
-                            (false, Kind::Message(message))
-                        }
-                        Err(Full(_)) => unreachable!("a message went in"),
+                    if !context.shm.post_immediate(self.peer, self.priority, *value) {
+                        break;
                     }
                 }
-            };
-            if !is_over {
-                self.requests.push_front(Request { id, kind });
-                break;
+                Kind::Message(message) => {
+                    let operation = Operation::Send { message: std::mem::take(message) };
+                    let request = WorkRequest { id, peer: self.peer, priority: self.priority, operation };
+                    if let Err(Full(request)) = context.shm.post(request) {
+                        if let Operation::Send { message: back } = request.operation {
+                            *message = back;
+                        }
+                        break;
+                    }
+                    // Its completion comes from there.
+                    self.pop();
+                    continue;
+                }
             }
             self.pop();
             if id != 0 {
-                means.events.push_back(Event::Completed { id, completion: Completion::Done });
+                context.events.push_back(Event::Completed { id, completion: Completion::Done });
             }
         }
-        Ok(progress)
+        Ok(())
     }
 
-    /// The first request was taken out.
+    /// Takes the first request out.
     fn pop(&mut self) {
+        self.requests.pop_front();
         self.first += 1;
         self.next = self.next.saturating_sub(1);
     }
@@ -260,13 +256,6 @@ impl Request {
     fn is_under_way(&self) -> bool {
         matches!(self.kind, Kind::Copy { begun, ended, .. } if ended < begun)
     }
-}
-
-/// What an advance did.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    pub(crate) copies: u64,
-    pub(crate) bytes: u64,
 }
 
 impl Copy {

@@ -18,15 +18,18 @@
 //! * A copy that was begun cannot be taken back. [`Fabric::disconnect`](dataplane_fabric::Fabric::disconnect) begins no more, and
 //!   the peer hears of the end when the last one is over.
 //!
-//! **Ends.** Each side says goodbye when its copies are over; a connection has ended when both have. A peer that dies says none, and
+//! **Ends.** Each side says goodbye when its copies are over and the peer's memory is closed; a connection has ended when both
+//! have. A node that goes down waits half a second for that, and does not free memory that a peer may still write to. A peer that dies says none, and
 //! a copy of its may still be under way when its socket closes: the end is reported once the kernel has ended the process
 //! (`SO_PEERPIDFD`, Linux 6.5, or pidfd_open(2)), which closes its driver first. A peer whose end cannot be awaited is not admitted.
 //!
-//! Per operation: no lock, no system call of this crate's own; an allocation for each message. Driven by one thread.
+//! Per operation: no lock, no system call of this crate's own, and no allocation but for messages, once its queues have grown.
+//! Driven by one thread.
 
 #![forbid(unsafe_code)]
 
 mod attach;
+mod connections;
 mod counters;
 mod fabric;
 mod lane;
@@ -35,3 +38,10 @@ mod wire;
 
 pub use counters::IpcCounters;
 pub use fabric::{IpcError, IpcFabric};
+
+/// For fuzzing: a message of a peer.
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub fn fuzz_wire(bytes: &[u8]) {
+    wire::fuzz(bytes);
+}

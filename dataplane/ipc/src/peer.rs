@@ -1,17 +1,20 @@
 //! One peer: how far its connection is, its slab, and its lanes.
 
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use dataplane_fabric::{Operation, PeerId, Priority, Rows, Source};
-use dataplane_memory::{AttachedSlab, CopyDone, SlotPool, SlotRef};
+use dataplane_memory::{CopyDone, SlotRef};
 
+use crate::attach::PeerSlab;
 use crate::lane::Lane;
 
 /// How far a connection is.
 ///
 /// ```text
-/// Connecting ─(shm is up: hello)─▶ Greeting ── hello ──▶ Attaching ─(attached: ready)─▶ Waiting ── ready ──▶ Open
-/// any of them ── leave ──▶ Leaving ─(copies over: goodbye)─▶ Left ── goodbye ──▶ Closing ── shm is down ──▶ gone
+/// initiator: Connecting ─(shm is up: hello)─▶ Greeting ── hello ──▶ Attaching ─(attached: ready)─▶ Waiting ── ready ──▶ Open
+/// acceptor:                                   Greeting ── hello ─(hello)─▶ Attaching …
+/// any of them ── leave ──▶ Leaving ─(copies over, detached: goodbyes)─▶ Left ── goodbyes ──▶ Closing ── shm is down ──▶ gone
 /// the peer dies ──▶ Orphaned ── its process has ended ──▶ gone
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,13 +28,13 @@ pub(crate) enum Stage {
     /// Attached; whether the peer has attached ours is awaited.
     Waiting,
     Open,
-    /// Nothing more is begun; copies of ours are under way, or a goodbye finds no room.
+    /// Nothing more is begun; copies of ours are under way, the slab is being detached, or a goodbye finds no room.
     Leaving,
     /// We have said goodbye; the peer's is awaited.
     Left,
-    /// Both have; shared memory disconnects.
+    /// Both have, or the peer never needed to; shared memory disconnects.
     Closing,
-    /// The peer died without a goodbye; the end of its process is awaited.
+    /// Shared memory has ended; what is under way here, or at a peer that said no goodbye, is awaited.
     Orphaned,
 }
 
@@ -46,34 +49,43 @@ impl Stage {
 pub(crate) struct Peer {
     pub(crate) stage: Stage,
     pub(crate) is_initiator: bool,
-    /// Whether the user knows of it.
+    /// Whether the user knows of it, and is to hear of its end.
     pub(crate) is_announced: bool,
+    /// Whether it was ever open: before that, no slot was named to it.
+    pub(crate) was_open: bool,
+    /// When it must be open.
+    pub(crate) deadline: Option<Instant>,
     pub(crate) reason: String,
     /// Readable when its process has ended.
     pub(crate) process: Option<OwnedFd>,
     /// Whether the peer has attached our slab.
     pub(crate) is_ready: bool,
-    pub(crate) has_said_goodbye: bool,
-    pub(crate) attached: Option<AttachedSlab>,
-    /// Every slot of its slab, by number: requests name them, and nothing else does.
-    pub(crate) slots: Vec<SlotRef>,
+    /// Goodbyes, by lane: said, and heard.
+    pub(crate) goodbyes_said: [bool; 2],
+    pub(crate) goodbyes_heard: [bool; 2],
+    /// Whether the thread has a job of its.
+    pub(crate) has_job: bool,
+    pub(crate) slab: Option<PeerSlab>,
     pub(crate) lanes: [Lane; 2],
     /// Whether the fabric's list of peers with work names it.
     pub(crate) is_listed: bool,
 }
 
 impl Peer {
-    pub(crate) fn new(id: PeerId, is_initiator: bool) -> Self {
+    pub(crate) fn new(id: PeerId, is_initiator: bool, deadline: Instant) -> Self {
         Self {
             stage: Stage::Connecting,
             is_initiator,
             is_announced: is_initiator,
+            was_open: false,
+            deadline: Some(deadline),
             reason: String::new(),
             process: None,
             is_ready: false,
-            has_said_goodbye: false,
-            attached: None,
-            slots: Vec::new(),
+            goodbyes_said: [false; 2],
+            goodbyes_heard: [false; 2],
+            has_job: false,
+            slab: None,
             lanes: Priority::ALL.map(|priority| Lane::new(id, priority)),
             is_listed: false,
         }
@@ -84,23 +96,29 @@ impl Peer {
     }
 
     pub(crate) fn copies_in_flight(&self) -> usize {
-        self.attached.as_ref().map_or(0, |attached| attached.copier.in_flight())
+        self.slab.as_ref().map_or(0, |slab| slab.attached.copier.in_flight())
     }
 
-    pub(crate) fn take_slab(&mut self, attached: AttachedSlab) {
-        let pool = SlotPool::new(attached.slab.clone());
-        let mut slots: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
-        slots.sort_by_key(SlotRef::slot);
-        self.slots = slots;
-        self.attached = Some(attached);
+    /// Whether the peer has said that no copy of its is under way.
+    pub(crate) fn has_said_goodbye(&self) -> bool {
+        self.goodbyes_heard == [true; 2]
+    }
+
+    /// Whether a copy of the peer into our slab may be under way.
+    pub(crate) fn may_write(&self) -> bool {
+        self.was_open && !self.has_said_goodbye()
+    }
+
+    pub(crate) fn slots(&self) -> &[SlotRef] {
+        self.slab.as_ref().map_or(&[], |slab| &slab.slots)
     }
 
     /// Takes the ends of copies.
     pub(crate) fn poll_copies(&mut self, done: &mut Vec<CopyDone>) {
-        let Some(attached) = self.attached.as_mut().filter(|attached| attached.copier.in_flight() > 0) else {
+        let Some(slab) = self.slab.as_mut().filter(|slab| slab.attached.copier.in_flight() > 0) else {
             return;
         };
-        attached.copier.poll(done);
+        slab.attached.copier.poll(done);
         for CopyDone { token, result } in done.drain(..) {
             self.lanes[(token & 1) as usize].piece_ended(token >> 1, result);
         }
@@ -129,7 +147,7 @@ impl Peer {
         };
         let here = span(|rows| rows.local_stride).ok_or(OUTSIDE)?;
         let there = span(|rows| rows.remote_stride).ok_or(OUTSIDE)?;
-        let slot = self.slots.get(target.slot as usize).ok_or(OUTSIDE)?;
+        let slot = self.slots().get(target.slot as usize).ok_or(OUTSIDE)?;
         let is_inside = slot.slab().contains(slot.slot(), target.offset as usize, there as usize)
             && local.is_none_or(|(slot, offset)| {
                 slot.slab().contains(slot.slot(), offset as usize, here as usize)

@@ -1,8 +1,13 @@
 //! What two nodes say to each other in the rings. A message's last byte is its kind: taking it off costs no copy.
 
+use dataplane_fabric::Priority;
 use dataplane_memory::{EXPORT_BYTES_MAX, SlabLayout};
 
 const MAGIC: [u8; 8] = *b"KVSRIPC\0";
+/// Most slots of a slab that is attached: each takes some bytes here.
+const SLOTS_MAX: u32 = 1 << 22;
+/// Most bytes of a reason.
+const REASON_BYTES_MAX: usize = 512;
 /// Magic, slot bytes, slot count.
 const HELLO_BYTES_MIN: usize = 8 + 8 + 4;
 
@@ -10,7 +15,8 @@ const HELLO_BYTES_MIN: usize = 8 + 8 + 4;
 const USER: u8 = 0;
 const HELLO: u8 = 1;
 const READY: u8 = 2;
-const GOODBYE: u8 = 3;
+/// Of each lane one.
+const GOODBYES: [u8; Priority::ALL.len()] = [3, 4];
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,8 +25,8 @@ pub(crate) enum Message {
     Hello(Hello),
     /// The peer's slab is attached.
     Ready,
-    /// No copy of the sender is under way, and none will be.
-    Goodbye,
+    /// The last message of a lane. No copy of the sender is under way, and none will be; and why it ends.
+    Goodbye(Priority, String),
 }
 
 /// The slab that a node gives.
@@ -37,7 +43,11 @@ impl Message {
             Self::User(message) => (message.into_vec(), USER),
             Self::Hello(hello) => (hello.encode(), HELLO),
             Self::Ready => (Vec::new(), READY),
-            Self::Goodbye => (Vec::new(), GOODBYE),
+            Self::Goodbye(lane, reason) => {
+                let mut bytes = reason.into_bytes();
+                bytes.truncate(REASON_BYTES_MAX);
+                (bytes, GOODBYES[lane.index()])
+            }
         };
         bytes.push(kind);
         bytes.into_boxed_slice()
@@ -49,7 +59,12 @@ impl Message {
             Some(USER) => Ok(Self::User(bytes.into_boxed_slice())),
             Some(HELLO) => Hello::decode(&bytes).map(Self::Hello),
             Some(READY) if bytes.is_empty() => Ok(Self::Ready),
-            Some(GOODBYE) if bytes.is_empty() => Ok(Self::Goodbye),
+            Some(kind) if bytes.len() <= REASON_BYTES_MAX => {
+                let lane = Priority::ALL.into_iter().find(|lane| GOODBYES[lane.index()] == kind);
+                // From a peer, for people: a reason cut within a character is one all the same.
+                let reason = String::from_utf8_lossy(&bytes).into_owned();
+                lane.map(|lane| Self::Goodbye(lane, reason)).ok_or("a message of an unknown kind")
+            }
             _ => Err("a message of an unknown kind"),
         }
     }
@@ -76,10 +91,20 @@ impl Hello {
         let slot_bytes = usize::try_from(number(8, 8)).map_err(|_| "a slot of too many bytes")?;
         let layout = SlabLayout { slot_bytes, slot_count: number(16, 4) as u32 };
         let exported = bytes[HELLO_BYTES_MIN..].to_vec();
-        if !exported.is_empty() && layout.mapped_bytes().is_none() {
+        if !exported.is_empty() && (layout.mapped_bytes().is_none() || layout.slot_count > SLOTS_MAX) {
             return Err("a slab of an unusable layout");
         }
         Ok(Self { layout, exported })
+    }
+}
+
+/// For fuzzing: what decodes must encode to the same bytes.
+#[cfg(any(test, feature = "testing"))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    match Message::decode(bytes.into()) {
+        // A reason that is no text is shown as one.
+        Ok(Message::Goodbye(..)) | Err(_) => {}
+        Ok(message) => assert_eq!(&*message.encode(), bytes),
     }
 }
 
@@ -99,8 +124,10 @@ mod tests {
             Message::Hello(hello.clone()),
             Message::Hello(nothing),
             Message::Ready,
-            Message::Goodbye,
+            Message::Goodbye(Priority::Urgent, String::new()),
+            Message::Goodbye(Priority::Background, "its memory is out of reach".to_owned()),
         ] {
+            fuzz(&message.clone().encode());
             assert_eq!(Message::decode(message.clone().encode()), Ok(message));
         }
         let good = Message::Hello(hello.clone()).encode();
@@ -110,8 +137,10 @@ mod tests {
             assert!(Message::decode(bad).is_err(), "byte {at}");
         }
         let long = Message::Hello(Hello { exported: vec![7; EXPORT_BYTES_MAX + 1], ..hello }).encode();
-        for bad in [&b""[..], b"\x04", b"x\x02", b"x\x03", b"KVSRIPC\0\x01", &long] {
+        let endless = [&[b'x'; REASON_BYTES_MAX + 1][..], &GOODBYES[..1]].concat();
+        for bad in [&b""[..], b"\x05", b"x\x02", b"KVSRIPC\0\x01", &long, &endless] {
             assert!(Message::decode(bad.into()).is_err(), "{bad:?}");
+            fuzz(bad);
         }
     }
 }

@@ -97,6 +97,11 @@ pub trait Copier: Send {
 
     /// Copies accepted and not yet told as ended.
     fn in_flight(&self) -> usize;
+
+    /// Whether the device is lost: copies were told as ended, with errors, of which nobody knows whether they have.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Copies between slots of host slabs, with the CPU and at once.

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use dataplane_fabric::auth::{Protocol, Transport};
 use dataplane_fabric::handshake::{HandshakeConfig, Handshakes, News};
 use dataplane_fabric::{
-    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, Priority,
-    WorkRequest,
+    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, PeerId,
+    Priority, WorkRequest,
 };
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
@@ -68,16 +68,42 @@ impl ShmFabric {
     /// A node whose peers may write into and read from `slab`, which lies in host memory, unless [`ShmConfig::access`] says
     /// otherwise. With an address (a path, or
     /// `@name`), others can connect to it there.
+    ///
+    /// # Errors
+    /// [`ShmError`].
     pub fn new(slab: Arc<Slab>, listen: Option<&str>, config: ShmConfig) -> Result<Self, ShmError> {
-        config.validate()?;
         if slab.device().is_some() {
             return Err(ShmError::DeviceMemory);
         }
         let shown = if config.access.allows_writes() { slab } else { Arc::new(empty_slab()?) };
+        Self::over(shown, Transport::Shm, listen, config)
+    }
+
+    /// A node without slots, for a transport that moves blocks in another way: messages and immediates only. Its peers are of
+    /// the same transport.
+    ///
+    /// # Errors
+    /// [`ShmError`].
+    pub fn rings_only(
+        transport: Transport,
+        listen: Option<&str>,
+        config: ShmConfig,
+    ) -> Result<Self, ShmError> {
+        let config = ShmConfig { access: PeerAccess::None, ..config };
+        Self::over(Arc::new(empty_slab()?), transport, listen, config)
+    }
+
+    fn over(
+        shown: Arc<Slab>,
+        transport: Transport,
+        listen: Option<&str>,
+        config: ShmConfig,
+    ) -> Result<Self, ShmError> {
+        config.validate()?;
         let counters = Arc::<ShmCounters>::default();
         let doorbell = Doorbell::create()?;
         let handshakes = HandshakeConfig {
-            protocol: Protocol { transport: Transport::Shm, versions: config.versions },
+            protocol: Protocol { transport, versions: config.versions },
             key: config.key.clone(),
             frame_bytes: hello::MAGIC.len(),
             descriptors: Some(hello::DESCRIPTORS),

@@ -58,6 +58,9 @@ pub(crate) fn pidfd(socket: impl AsFd, pid: i32) -> Option<OwnedFd> {
         // SAFETY: the kernel just made this descriptor for us and nobody else owns it.
         return Some(unsafe { OwnedFd::from_raw_fd(found) });
     }
+    if Errno::from_io_error(&std::io::Error::last_os_error()) != Some(Errno::NOPROTOOPT) {
+        return None;
+    }
     // Before Linux 6.5: the number may be another process's by now, and then its end comes late.
     let pid = rustix::process::Pid::from_raw(pid)?;
     rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()

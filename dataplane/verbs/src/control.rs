@@ -287,6 +287,9 @@ impl VerbsFabric {
     }
 
     fn accept(&mut self, ticket: Ticket) -> Result<(), String> {
+        if let Some(reason) = &self.fatal {
+            return Err(reason.clone());
+        }
         if self.connections.len() >= self.local.config.connections_max {
             // The peer may be gone already; all that it misses is the reason.
             let _gone = self.handshakes.say(ticket, &Handshake::Refused(Refusal::Busy).encode(), &[]);

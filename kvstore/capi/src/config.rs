@@ -216,13 +216,16 @@ pub(crate) struct DeviceSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transports {
-    /// The best that both ends have.
+    /// The best that both ends have: with `device.direct` `cuda_ipc`, then `rdma`; else `shm`, then `rdma`, then `tcp`.
     Auto,
-    /// Between devices' memory, of processes of one host.
+    /// Device memory that processes of one host share.
     #[serde(rename = "cuda_ipc")]
     CudaIpc,
+    /// Host memory that they share.
     Shm,
+    /// Network cards that read and write memory.
     Rdma,
+    /// Sockets.
     Tcp,
 }
 
@@ -630,7 +633,14 @@ mod tests {
             ("[transfer]\nlayers = 4096\nhead_bytes = \"1 GiB\"\n", "above 4 GiB"),
             ("[transfer]\nlisten = \"0.0.0.0:1\"\n", "must be one of this host"),
             ("[transfer]\nsocket_name = \"../x\"\n", "has a slash"),
-            ("[transfer]\ntransport = \"pigeon\"\n", "expected one of `auto`, `shm`, `rdma`, `tcp`"),
+            (
+                "[transfer]\ntransport = \"pigeon\"\n",
+                "expected one of `auto`, `cuda_ipc`, `shm`, `rdma`, `tcp`",
+            ),
+            (
+                "[transfer]\ntransport = \"cuda_ipc\"\n",
+                "transfer.transport = \"cuda_ipc\" takes device.direct = true",
+            ),
             ("[rdma]\nlisten = \"x\"\n", "invalid socket address"),
             ("[remote_tier]\nnodes = []\n", "unknown field `remote_tier`"),
             ("[store", "store"),

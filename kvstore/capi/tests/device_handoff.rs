@@ -484,9 +484,12 @@ fn a_card_that_does_not_reach_the_device_is_an_error() {
         refused.contains("device.direct = true: ") && refused.contains("bytes of device memory"),
         "{refused}"
     );
-    let auto = direct(&card(&device, DMA_BUF), "").replace("\"rdma\"", "\"auto\"");
-    let refused = open(&image, &auto).expect_err("memory that sockets cannot write");
-    assert!(refused.contains("device.direct = true takes transfer.transport = \"rdma\""), "{refused}");
+    for kind in ["shm", "tcp"] {
+        let local = direct(&card(&device, DMA_BUF), "").replace("\"rdma\"", &format!("{kind:?}"));
+        let refused = open(&image, &local).expect_err("a transport that does not reach the device's memory");
+        let text = "device.direct = true takes transfer.transport = \"auto\", \"rdma\" or \"cuda_ipc\"";
+        assert!(refused.contains(text), "{refused}");
+    }
     for (configuration, text) in [
         ("[device]\ndirect = true\n", "device.direct = true needs a section [transfer]"),
         (

@@ -142,7 +142,8 @@ impl Socket {
             self.incoming.truncate(taken + received.unwrap_or(0));
             match received {
                 Ok(0) if self.deadline.is_some() => {
-                    let reason = "the peer closed the connection; one with another secret does so";
+                    let reason =
+                        "the peer closed the connection in the handshake; one with another secret does so";
                     return Incoming::Closed(reason.to_owned());
                 }
                 Ok(0) => return Incoming::Closed("the peer closed the connection or died".to_owned()),
@@ -196,7 +197,7 @@ impl Socket {
 
     /// The other end of a connection that this side made, its own end of one that was accepted.
     fn dialled(&self, transport: Transport) -> Option<Dialled> {
-        if transport == Transport::Shm {
+        if matches!(transport, Transport::Shm | Transport::CudaIpc) {
             return Some(Dialled::LOCAL);
         }
         let name = if self.is_initiator {

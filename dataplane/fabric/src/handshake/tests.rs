@@ -86,13 +86,13 @@ fn hellos_are_exchanged_and_sockets_are_released_with_what_follows() {
 
 #[test]
 fn a_settled_socket_outlives_the_deadline_and_tells_of_the_end() {
-    let short = HandshakeConfig { timeout: Duration::from_millis(300), ..config() };
+    let short = HandshakeConfig { timeout: Duration::from_millis(1500), ..config() };
     let (mut b, address) = listening(short.clone());
     let mut a = Handshakes::new(config(), None).expect("handshakes");
     let (of_a, of_b) = greeted(&mut a, &mut b, address);
     b.settle(of_b);
     let mut news = Vec::new();
-    std::thread::sleep(2 * short.timeout);
+    std::thread::sleep(short.timeout + Duration::from_millis(300));
     b.look(|_| true, &mut news);
     assert!(news.is_empty(), "{news:?}");
     // A frame that is told even now.
@@ -110,7 +110,7 @@ fn a_settled_socket_outlives_the_deadline_and_tells_of_the_end() {
 
 #[test]
 fn a_socket_that_is_not_settled_fails_in_time() {
-    let short = HandshakeConfig { timeout: Duration::from_millis(100), ..config() };
+    let short = HandshakeConfig { timeout: Duration::from_millis(1000), ..config() };
     let (mut b, address) = listening(short);
     let mut a = Handshakes::new(config(), None).expect("handshakes");
     let (_, of_b) = greeted(&mut a, &mut b, address);
@@ -147,6 +147,29 @@ fn strangers_are_bounded_and_end_in_time() {
     for mut silent in silent {
         assert!(silent.read(&mut [0; 1]).map_or(true, |count| count == 0), "it was closed");
     }
+}
+
+/// Also in a pause of accepting: a thread that sleeps on the descriptor is not kept awake.
+#[test]
+fn a_node_that_stops_listening_is_left_alone() {
+    let (mut b, address) = listening(config());
+    let mut silent = TcpStream::connect(address).expect("connect");
+    let mut news = Vec::new();
+    while b.sockets.is_empty() {
+        b.look(|_| true, &mut news);
+    }
+    b.pause();
+    b.stop_listening();
+    assert_eq!(silent.read(&mut [0; 1]).expect("closed"), 0, "strangers are closed, too");
+    assert!(TcpStream::connect(address).is_err(), "nobody listens");
+    std::thread::sleep(2 * ACCEPT_PAUSE);
+    // The timer of the pause rings once.
+    b.look(|_| true, &mut news);
+    let descriptor = b.descriptor();
+    let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+    let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    assert_eq!(rustix::event::poll(&mut polled, Some(&timeout)), Ok(0));
+    assert!(news.is_empty());
 }
 
 #[test]

@@ -179,6 +179,10 @@ impl Copier for CopierDouble {
     fn in_flight(&self) -> usize {
         self.submitted.len() + self.running.iter().map(VecDeque::len).sum::<usize>()
     }
+
+    fn is_lost(&self) -> bool {
+        self.is_dead
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,14 @@
 //! Device memory that nodes of one process share, as processes share a device's.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{CopierDouble, CopyFaults, DeviceDouble};
-use crate::{AttachedSlab, DeviceError, DeviceMemory, DeviceSharing, Slab, SlabLayout};
+use crate::{
+    AttachedSlab, Copier, CopyDone, CopyRefused, DeviceError, DeviceMemory, DeviceSharing, Slab, SlabLayout,
+    SlotCopy,
+};
 
 /// What was exported, by its number.
 static EXPORTED: Mutex<Option<HashMap<u64, Arc<DeviceDouble>>>> = Mutex::new(None);
@@ -18,6 +21,39 @@ pub struct SharingDouble {
     memory: Arc<DeviceDouble>,
     number: u64,
     faults: CopyFaults,
+    is_lost: Arc<AtomicBool>,
+}
+
+/// A copier that is lost with its device.
+#[derive(Debug)]
+struct Losable {
+    copier: CopierDouble,
+    is_lost: Arc<AtomicBool>,
+}
+
+impl Copier for Losable {
+    fn submit(&mut self, copy: SlotCopy) -> Result<(), CopyRefused> {
+        self.copier.submit(copy)
+    }
+
+    fn flush(&mut self) {
+        self.copier.flush();
+    }
+
+    fn poll(&mut self, done: &mut Vec<CopyDone>) -> usize {
+        if self.is_lost.load(Ordering::Relaxed) {
+            self.copier.kill();
+        }
+        self.copier.poll(done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.copier.in_flight()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.copier.is_lost()
+    }
 }
 
 impl SharingDouble {
@@ -27,7 +63,13 @@ impl SharingDouble {
         let shared: Arc<dyn DeviceMemory> = memory.clone();
         let slab = Slab::on_device("shared", layout, shared).expect("a slab");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { slab: Arc::new(slab), memory: Arc::clone(memory), number, faults }
+        let is_lost = Arc::default();
+        Self { slab: Arc::new(slab), memory: Arc::clone(memory), number, faults, is_lost }
+    }
+
+    /// The device is lost: every copier of this node's notices.
+    pub fn lose(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
     }
 }
 
@@ -49,7 +91,8 @@ impl DeviceSharing for SharingDouble {
         let memory = known.as_ref().and_then(|known| known.get(&number)).cloned();
         let memory: Arc<dyn DeviceMemory> = memory.ok_or_else(|| failed("nobody exported it"))?;
         let slab = Slab::on_device("attached", layout, memory).map_err(|error| failed(&error.to_string()))?;
-        let copier = Box::new(CopierDouble::new(self.number, 64, self.faults));
+        let copier = CopierDouble::new(self.number, 64, self.faults);
+        let copier = Box::new(Losable { copier, is_lost: Arc::clone(&self.is_lost) });
         Ok(AttachedSlab { copier, slab: Arc::new(slab) })
     }
 }

@@ -1,0 +1,374 @@
+//! The steps of connections: greeted, attached, open, left, gone.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use dataplane_fabric::{Event, Fabric, Operation, PeerId, Priority, WorkRequest};
+use dataplane_memory::DeviceError;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use crate::IpcCounters;
+use crate::attach::{Done, PeerSlab};
+use crate::fabric::IpcFabric;
+use crate::lane::LaneContext;
+use crate::peer::{Peer, Stage};
+use crate::wire::Message;
+
+const NO_PIDFD: &str = "this kernel does not tell when the peer's process has ended: Linux 6.5 or later, or one PID namespace for \
+    both, is needed";
+
+impl IpcFabric {
+    pub(crate) fn mark_busy(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id)
+            && !std::mem::replace(&mut peer.is_listed, true)
+        {
+            self.busy.push(id);
+        }
+    }
+
+    /// Tells the peer something; false when its ring is full.
+    fn send(&mut self, id: PeerId, priority: Priority, message: Message) -> bool {
+        let operation = Operation::Send { message: message.encode() };
+        let is_sent = self.shm.post(WorkRequest { id: 0, peer: id, priority, operation }).is_ok();
+        self.shm.flush();
+        is_sent
+    }
+
+    pub(crate) fn handle_shm_event(&mut self, event: Event) {
+        match event {
+            Event::Connected { peer } => self.send_hello(peer),
+            // Its end is told to nobody.
+            Event::Accepted { peer } if self.peers.len() >= self.peers_max => self.shm.disconnect(peer),
+            Event::Accepted { peer } => {
+                self.insert(peer, false);
+                if let Some(peer) = self.peers.get_mut(&peer) {
+                    peer.stage = Stage::Greeting;
+                }
+            }
+            Event::Completed { .. } => self.events.push_back(event),
+            Event::Immediate { peer, .. } => {
+                self.open_if_waiting(peer);
+                if self.peers.get(&peer).is_some_and(|peer| peer.stage == Stage::Open) {
+                    self.events.push_back(event);
+                }
+            }
+            Event::Message { peer, message } => match Message::decode(message) {
+                Ok(message) => self.handle_message(peer, message),
+                Err(reason) => self.leave(peer, &format!("protocol error: {reason}")),
+            },
+            Event::PeerDown { peer, reason } => self.shm_is_down(peer, &reason),
+        }
+    }
+
+    /// This side says what it gives.
+    fn send_hello(&mut self, id: PeerId) {
+        let process = self.shm.peer_pidfd(id);
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.stage.is_end() {
+            return;
+        }
+        peer.stage = Stage::Greeting;
+        peer.process = process;
+        if peer.process.is_none() {
+            return self.refuse(id, NO_PIDFD);
+        }
+        let hello = self.hello.clone();
+        if !self.send(id, Priority::Urgent, Message::Hello(hello)) {
+            self.leave(id, "its ring has no room for a hello");
+        }
+    }
+
+    fn handle_message(&mut self, id: PeerId, message: Message) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        match (message, peer.stage) {
+            (Message::Goodbye(lane, reason), _) => {
+                peer.goodbyes_heard[lane.index()] = true;
+                if peer.has_said_goodbye() {
+                    self.leave(id, &format!("the peer closed the connection: {reason}"));
+                    self.close_if_both_left(id);
+                }
+            }
+            // What comes late, of a peer that does not know yet.
+            (_, stage) if stage.is_end() => {}
+            (Message::Hello(hello), Stage::Greeting) => {
+                if !peer.is_initiator {
+                    self.send_hello(id);
+                }
+                let Some(peer) = self.peers.get_mut(&id).filter(|peer| !peer.stage.is_end()) else { return };
+                if hello.exported.is_empty() {
+                    peer.stage = Stage::Waiting;
+                    return self.send_ready(id);
+                }
+                peer.stage = Stage::Attaching;
+                peer.has_job = self.attaching.attach(id, hello);
+                if !peer.has_job {
+                    self.refuse(id, "the thread that attaches memory has ended");
+                }
+            }
+            (Message::Ready, Stage::Waiting) => self.open_if_waiting(id),
+            // The peer was faster.
+            (Message::Ready, Stage::Attaching) => peer.is_ready = true,
+            (Message::Ready, Stage::Open) => {}
+            (Message::User(message), Stage::Waiting | Stage::Open) => {
+                self.open_if_waiting(id);
+                self.events.push_back(Event::Message { peer: id, message });
+            }
+            _ => self.leave(id, "protocol error: a message out of its order"),
+        }
+    }
+
+    fn send_ready(&mut self, id: PeerId) {
+        if !self.send(id, Priority::Urgent, Message::Ready) {
+            self.leave(id, "its ring has no room");
+        }
+    }
+
+    /// The peer has attached our slab, as it said or as what it sends shows.
+    fn open_if_waiting(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.stage == Stage::Waiting) else { return };
+        peer.stage = Stage::Open;
+        (peer.was_open, peer.is_announced) = (true, true);
+        self.opening -= usize::from(peer.deadline.take().is_some());
+        self.events.push_back(match peer.is_initiator {
+            true => Event::Connected { peer: id },
+            false => Event::Accepted { peer: id },
+        });
+    }
+
+    /// Ends connections that are not open in time.
+    pub(crate) fn expire(&mut self) {
+        let now = Instant::now();
+        let late =
+            self.peers.iter().filter(|(_, peer)| peer.deadline.is_some_and(|deadline| deadline <= now));
+        let late: Vec<PeerId> = late.map(|(&id, _)| id).collect();
+        late.into_iter().for_each(|id| self.leave(id, "the peer did not attach memory in time"));
+    }
+
+    /// Begins the end of a connection: nothing more is begun. The end of one that was never open is told at once: no slot was named
+    /// to its peer.
+    pub(crate) fn leave(&mut self, id: PeerId, reason: &str) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.stage.is_end() {
+            return;
+        }
+        self.opening -= usize::from(peer.deadline.take().is_some());
+        if peer.stage == Stage::Connecting {
+            // Its end is told by shared memory.
+            return self.shm.disconnect(id);
+        }
+        reason.clone_into(&mut peer.reason);
+        peer.stage = Stage::Leaving;
+        for lane in &mut peer.lanes {
+            lane.give_up(&mut self.events);
+        }
+        if !peer.was_open && std::mem::take(&mut peer.is_announced) {
+            self.events.push_back(Event::PeerDown { peer: id, reason: reason.to_owned() });
+        }
+        self.mark_busy(id);
+    }
+
+    fn refuse(&mut self, id: PeerId, reason: &str) {
+        IpcCounters::add(&self.counters.refused_peers, 1);
+        tracing::info!(reason, "a peer of shared device memory is refused");
+        self.leave(id, reason);
+    }
+
+    /// A connection whose copies are over gives the peer's slab back and says goodbye.
+    fn go_on_leaving(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.stage != Stage::Leaving || peer.copies_in_flight() > 0 || peer.has_job {
+            return;
+        }
+        for lane in &mut peer.lanes {
+            lane.end(&mut self.events);
+        }
+        if peer.slab.as_ref().is_some_and(|slab| slab.attached.copier.is_lost()) {
+            // Nobody knows whether copies go on: no goodbye, and the peer waits for the end of this process.
+            peer.stage = Stage::Closing;
+            return self.shm.disconnect(id);
+        }
+        if let Some(slab) = peer.slab.take() {
+            // The driver closes the memory before the peer may free it.
+            peer.has_job = self.attaching.detach(id, slab);
+            if peer.has_job {
+                return;
+            }
+        }
+        let reason = peer.reason.clone();
+        for lane in Priority::ALL {
+            let is_said = |peer: &Peer| peer.goodbyes_said[lane.index()];
+            if self.peers.get(&id).is_none_or(is_said) {
+                continue;
+            }
+            if !self.send(id, lane, Message::Goodbye(lane, reason.clone())) {
+                return;
+            }
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.goodbyes_said[lane.index()] = true;
+            }
+        }
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.stage = Stage::Left;
+        }
+        self.close_if_both_left(id);
+    }
+
+    fn close_if_both_left(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id)
+            && peer.stage == Stage::Left
+            && (peer.has_said_goodbye() || !peer.was_open)
+        {
+            peer.stage = Stage::Closing;
+            self.shm.disconnect(id);
+        }
+    }
+
+    /// Shared memory has ended. Without goodbyes, a copy of the peer may be under way until its process has ended.
+    fn shm_is_down(&mut self, id: PeerId, reason: &str) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        self.opening -= usize::from(peer.deadline.take().is_some());
+        if peer.reason.is_empty() {
+            reason.clone_into(&mut peer.reason);
+        }
+        for lane in &mut peer.lanes {
+            lane.give_up(&mut self.events);
+        }
+        peer.stage = Stage::Orphaned;
+        if !peer.may_write() || self.hello.exported.is_empty() {
+            peer.process = None;
+        }
+        self.orphans += 1;
+        self.end_orphans();
+    }
+
+    /// Ends the connections of peers that are gone, when nothing is under way in either direction.
+    pub(crate) fn end_orphans(&mut self) {
+        let is_over = |peer: &Peer| {
+            let is_idle = peer.copies_in_flight() == 0 && !peer.has_job;
+            peer.stage == Stage::Orphaned && is_idle && peer.process.as_ref().is_none_or(has_ended)
+        };
+        let over: Vec<PeerId> =
+            self.peers.iter().filter(|(_, peer)| is_over(peer)).map(|(&id, _)| id).collect();
+        for id in over {
+            let Some(peer) = self.peers.get_mut(&id) else { continue };
+            for lane in &mut peer.lanes {
+                lane.end(&mut self.events);
+            }
+            if let Some(slab) = peer.slab.take() {
+                peer.has_job = self.attaching.detach(id, slab);
+                if peer.has_job {
+                    continue;
+                }
+            }
+            self.orphans -= 1;
+            if let Some(peer) = self.peers.remove(&id).filter(|peer| peer.is_announced) {
+                self.events.push_back(Event::PeerDown { peer: id, reason: peer.reason });
+            }
+            self.publish_peer_count();
+        }
+    }
+
+    pub(crate) fn publish_peer_count(&self) {
+        self.counters.peers.store(self.peers.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Takes what the thread has attached and detached.
+    pub(crate) fn take_done(&mut self) {
+        loop {
+            match self.attaching.next() {
+                Ok(Some(Done::Attached(id, result))) => self.attached(id, result),
+                Ok(Some(Done::Detached(id))) => self.job_ended(id),
+                Ok(None) => return,
+                Err(()) => return self.thread_ended(),
+            }
+        }
+    }
+
+    fn job_ended(&mut self, id: PeerId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.has_job = false;
+            self.mark_busy(id);
+        }
+    }
+
+    fn attached(&mut self, id: PeerId, result: Result<PeerSlab, DeviceError>) {
+        self.job_ended(id);
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        match result {
+            // Also of a connection that ended meanwhile: it is detached with the end.
+            Ok(slab) => peer.slab = Some(slab),
+            Err(error) => {
+                return self.refuse(id, &format!("its device's memory cannot be attached: {error}"));
+            }
+        }
+        if peer.stage == Stage::Attaching {
+            peer.stage = Stage::Waiting;
+            let is_ready = peer.is_ready;
+            self.send_ready(id);
+            if is_ready {
+                self.open_if_waiting(id);
+            }
+        }
+    }
+
+    /// The thread has panicked: its jobs are lost, and nothing is attached any more.
+    fn thread_ended(&mut self) {
+        let waiting: Vec<PeerId> =
+            self.peers.iter().filter(|(_, peer)| peer.has_job).map(|(&id, _)| id).collect();
+        for id in waiting {
+            self.job_ended(id);
+            if self.peers.get(&id).is_some_and(|peer| peer.stage == Stage::Attaching) {
+                self.refuse(id, "the thread that attaches memory has ended");
+            }
+        }
+    }
+
+    /// One look at every peer with requests, or that leaves.
+    pub(crate) fn advance(&mut self) {
+        let mut busy = std::mem::take(&mut self.busy);
+        busy.retain(|&id| {
+            self.advance_peer(id);
+            let Some(peer) = self.peers.get_mut(&id) else { return false };
+            peer.is_listed = peer.has_requests() || (peer.stage == Stage::Leaving && !peer.has_job);
+            peer.is_listed
+        });
+        // The buffer is kept; others were added meanwhile only if they were not in it.
+        busy.append(&mut self.busy);
+        self.busy = busy;
+    }
+
+    fn advance_peer(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.poll_copies(&mut self.done);
+        if peer.stage.is_end() {
+            self.go_on_leaving(id);
+        } else if let Err(reason) = self.advance_lanes(id) {
+            IpcCounters::add(&self.counters.failed_copies, 1);
+            self.leave(id, &reason);
+        }
+    }
+
+    fn advance_lanes(&mut self, id: PeerId) -> Result<(), String> {
+        let Some(peer) = self.peers.get_mut(&id) else { return Ok(()) };
+        for lane in &mut peer.lanes {
+            let mut context = LaneContext {
+                shm: &mut self.shm,
+                events: &mut self.events,
+                slots: peer.slab.as_ref().map_or(&[], |slab| &slab.slots),
+                counters: &self.counters,
+            };
+            lane.advance(&mut context)?;
+            if let Some(slab) = &mut peer.slab {
+                lane.begin(slab)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn has_ended(process: impl AsFd) -> bool {
+    let mut polled = [PollFd::new(&process, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
