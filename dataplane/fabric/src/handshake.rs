@@ -1,8 +1,8 @@
 //! The sockets over which connections are made: one [`Handshakes`] in each transport between processes.
 //!
 //! ```text
-//! accept ─▶ stranger ─ openings ─▶ hello with its proof ─▶ News::Frame ─▶ the transport's own
-//! connect ────────── openings ─▶ News::Opened ─ say(hello) ─▶ hello with its proof ─▶ News::Frame
+//! accept ─▶ stranger ─ openings ─▶ peer's hello with its proof ─▶ Frame ─ send(hello) ─▶ kept open, or released
+//! connect ──────────── openings ─▶ Opened ─ send(hello) ─▶ peer's hello with its proof ─▶ Frame ─▶ the same
 //! ```
 //!
 //! What openings and proofs are is told in [`auth`](crate::auth). An accepted socket is a *stranger* until its first frame has
@@ -11,10 +11,10 @@
 //! run out, accepting pauses: connections wait in the listener's backlog, and no thread turns around a listener that stays
 //! readable.
 //!
-//! A socket of which the transport knows is its own to end ([`Handshakes::forget`]). Two ways to go on with it:
-//! [`Handshakes::settle`] leaves it here, where it tells of the peer's end; [`Handshakes::release`] gives it to the transport.
+//! A socket of which the transport knows is its own to end ([`Handshakes::close`]). Two ways to go on with it:
+//! [`Handshakes::keep_open`] leaves it here, where it tells of the peer's end; [`Handshakes::release`] gives it to the transport.
 //!
-//! Costs: a few system calls for each connection, none without news: [`Handshakes::descriptor`] is readable when there is some. Not
+//! Costs: a few system calls for each connection, none without events: [`Handshakes::descriptor`] is readable when there is some. Not
 //! a hot path.
 
 mod poller;
@@ -48,8 +48,8 @@ pub struct HandshakeConfig {
     /// Bytes of a frame without its proof.
     pub frame_bytes: usize,
     /// What comes with each frame besides its bytes.
-    pub descriptors: Option<Descriptors>,
-    /// How long a socket may take to be settled or released.
+    pub descriptors: Option<FrameDescriptors>,
+    /// How long a socket may take to be kept open or released.
     pub timeout: Duration,
     /// Most accepted sockets that have not proved themselves.
     pub strangers_max: usize,
@@ -57,7 +57,7 @@ pub struct HandshakeConfig {
 
 /// Descriptors that come with each frame (`SCM_RIGHTS`, unix(7)).
 #[derive(Debug, Clone, Copy)]
-pub struct Descriptors {
+pub struct FrameDescriptors {
     /// How many, at most [`DESCRIPTORS_MAX`].
     pub count: usize,
     /// Appends what the proof of a frame covers of them: whoever passes a frame on shall not put others into it. An error is the
@@ -67,37 +67,37 @@ pub struct Descriptors {
 
 /// A socket's number: never given twice, and never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
+pub struct SocketId(pub u64);
 
-/// What a socket brought.
+/// An event of one socket.
 #[derive(Debug)]
-pub enum News {
+pub enum HandshakeEvent {
     /// On the side that connects: both openings are here, and it is to say its hello.
     Opened {
         /// The socket.
-        ticket: Ticket,
+        socket_id: SocketId,
     },
     /// A frame of a peer that holds the secret. With the first one of an accepted socket, the transport learns of it.
     Frame {
         /// The socket.
-        ticket: Ticket,
+        socket_id: SocketId,
         /// [`HandshakeConfig::frame_bytes`] bytes.
         frame: Vec<u8>,
-        /// As many as [`Descriptors::count`].
+        /// As many as [`FrameDescriptors::count`].
         descriptors: Vec<OwnedFd>,
     },
     /// The handshake failed, or the peer broke the protocol; its end of the socket may be open. Nothing but its
-    /// [`News::Closed`] follows.
+    /// [`HandshakeEvent::Closed`] follows.
     Failed {
         /// The socket.
-        ticket: Ticket,
+        socket_id: SocketId,
         /// Why.
-        failure: Failure,
+        error: HandshakeError,
     },
     /// The peer has closed the socket or died. Nothing follows.
     Closed {
         /// The socket.
-        ticket: Ticket,
+        socket_id: SocketId,
         /// How.
         reason: String,
     },
@@ -105,14 +105,14 @@ pub enum News {
 
 /// Why a handshake failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum HandshakeError {
     /// The address did not answer in time.
     #[error("cannot connect: timed out")]
     Unreachable,
     /// The peer did not greet in time.
     #[error("the handshake timed out")]
     Late,
-    /// The peer is not one of ours.
+    /// The peer's opening or proof was refused.
     #[error("the peer is refused: {0}")]
     Auth(#[from] AuthError),
     /// The descriptors that came with a frame.
@@ -120,10 +120,11 @@ pub enum Failure {
     Descriptors(String),
 }
 
-/// What became of strangers, of whom the transport hears nothing else; since the last [`Handshakes::take_counts`].
+/// Accepted sockets that ended before they proved themselves, since the last [`Handshakes::take_counts`]: the transport hears
+/// nothing else of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Ended without a proof, for whatever reason.
+pub struct HandshakeCounts {
+    /// All of them.
     pub refused: u64,
     /// Of those, the ones that took too long.
     pub late: u64,
@@ -141,12 +142,12 @@ pub struct Handshakes {
     config: HandshakeConfig,
     poller: Poller,
     listener: Option<OwnedFd>,
-    /// Until then the listener is not looked at.
+    /// While set, the listener is not polled.
     paused_until: Option<Instant>,
-    sockets: BTreeMap<Ticket, Box<Socket>>,
+    sockets: BTreeMap<SocketId, Box<Socket>>,
     strangers: usize,
     next: u64,
-    counts: Counts,
+    counts: HandshakeCounts,
 }
 
 impl Handshakes {
@@ -160,11 +161,11 @@ impl Handshakes {
             rustix::io::ioctl_fionbio(listener, true)?;
             poller.add_listener(listener.as_fd())?;
         }
-        let (sockets, counts) = (BTreeMap::new(), Counts::default());
+        let (sockets, counts) = (BTreeMap::new(), HandshakeCounts::default());
         Ok(Self { config, poller, listener, paused_until: None, sockets, strangers: 0, next: 1, counts })
     }
 
-    /// Readable when [`Self::look`] would find something.
+    /// Readable when [`Self::poll`] would find something.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.poller.descriptor()
@@ -183,12 +184,12 @@ impl Handshakes {
         }
         self.paused_until = None;
         let strangers = self.sockets.iter().filter(|(_, socket)| socket.is_stranger);
-        let strangers: Vec<Ticket> = strangers.map(|(&ticket, _)| ticket).collect();
-        strangers.into_iter().for_each(|ticket| self.refuse(ticket));
+        let strangers: Vec<SocketId> = strangers.map(|(&socket_id, _)| socket_id).collect();
+        strangers.into_iter().for_each(|socket_id| self.refuse(socket_id));
     }
 
     /// What became of strangers since the last call.
-    pub fn take_counts(&mut self) -> Counts {
+    pub fn take_counts(&mut self) -> HandshakeCounts {
         std::mem::take(&mut self.counts)
     }
 
@@ -197,11 +198,11 @@ impl Handshakes {
         self.poller.arm(at);
     }
 
-    /// Takes a nonblocking socket on which `connect(2)` was called. [`News::Opened`], [`News::Failed`] or [`News::Closed`] follows.
+    /// Takes a nonblocking socket on which `connect(2)` was called. [`HandshakeEvent::Opened`], [`HandshakeEvent::Failed`] or [`HandshakeEvent::Closed`] follows.
     ///
     /// # Errors
     /// When the system has no random bytes, the socket cannot be watched, or connecting has failed already.
-    pub fn connect(&mut self, socket: OwnedFd) -> std::io::Result<Ticket> {
+    pub fn connect(&mut self, socket: OwnedFd) -> std::io::Result<SocketId> {
         let deadline = Instant::now() + self.config.timeout;
         let mut socket = Socket::connecting(socket, self.config.protocol, deadline)?;
         // One to a process of this host is often connected at once.
@@ -209,83 +210,86 @@ impl Handshakes {
         self.insert(socket)
     }
 
-    fn insert(&mut self, mut socket: Socket) -> std::io::Result<Ticket> {
-        let ticket = Ticket(self.next);
-        self.poller.add(&mut socket, ticket)?;
+    fn insert(&mut self, mut socket: Socket) -> std::io::Result<SocketId> {
+        let socket_id = SocketId(self.next);
+        self.poller.add(&mut socket, socket_id)?;
         self.next += 1;
         if let Some(deadline) = socket.deadline {
             self.poller.arm(deadline);
         }
         self.strangers += usize::from(socket.is_stranger);
-        self.sockets.insert(ticket, Box::new(socket));
-        Ok(ticket)
+        self.sockets.insert(socket_id, Box::new(socket));
+        Ok(socket_id)
     }
 
     /// The socket with this number, while it is here.
     #[must_use]
-    pub fn socket(&self, ticket: Ticket) -> Option<BorrowedFd<'_>> {
-        self.sockets.get(&ticket).map(|socket| socket.descriptor.as_fd())
+    pub fn socket(&self, socket_id: SocketId) -> Option<BorrowedFd<'_>> {
+        self.sockets.get(&socket_id).map(|socket| socket.descriptor.as_fd())
     }
 
     /// Sends a frame with its proof, and descriptors. A socket takes the few frames of a handshake at once.
     ///
     /// # Errors
     /// Why it could not be sent: the connection is lost.
-    pub fn say(
+    pub fn send(
         &mut self,
-        ticket: Ticket,
+        socket_id: SocketId,
         frame: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), String> {
         assert_eq!(frame.len(), self.config.frame_bytes, "every frame of a transport is equally long");
-        let Some(socket) = self.sockets.get_mut(&ticket) else { return Err("its socket is gone".to_owned()) };
-        socket.say(&self.config, frame, descriptors)
+        let Some(socket) = self.sockets.get_mut(&socket_id) else {
+            return Err("its socket is gone".to_owned());
+        };
+        socket.send(&self.config, frame, descriptors)
     }
 
     /// The handshake is over. The socket stays here and tells of the peer's end; further frames are told as well.
-    pub fn settle(&mut self, ticket: Ticket) {
-        if let Some(socket) = self.sockets.get_mut(&ticket) {
+    pub fn keep_open(&mut self, socket_id: SocketId) {
+        if let Some(socket) = self.sockets.get_mut(&socket_id) {
             socket.deadline = None;
         }
     }
 
-    /// The handshake is over, and the socket is the caller's; it blocks, and nothing after the last frame was read from it.
-    pub fn release(&mut self, ticket: Ticket) -> Option<OwnedFd> {
-        let socket = self.remove(ticket)?;
+    /// Takes the socket out, in blocking mode; bytes after the last frame are unread. `None` when there is no such socket any more, or
+    /// its mode could not be set, and then it is closed.
+    pub fn release(&mut self, socket_id: SocketId) -> Option<OwnedFd> {
+        let socket = self.remove(socket_id)?;
         rustix::io::ioctl_fionbio(&socket.descriptor, false).ok()?;
         Some(socket.descriptor)
     }
 
-    /// Closes the socket, without news.
-    pub fn forget(&mut self, ticket: Ticket) {
-        drop(self.remove(ticket));
+    /// Closes the socket, without events.
+    pub fn close(&mut self, socket_id: SocketId) {
+        drop(self.remove(socket_id));
     }
 
-    fn remove(&mut self, ticket: Ticket) -> Option<Box<Socket>> {
-        let socket = self.sockets.remove(&ticket)?;
+    fn remove(&mut self, socket_id: SocketId) -> Option<Box<Socket>> {
+        let socket = self.sockets.remove(&socket_id)?;
         self.strangers -= usize::from(socket.is_stranger);
         self.poller.remove(&socket);
         Some(socket)
     }
 
-    /// One look at all sockets that have something, and at deadlines. `admit` sets options of an accepted socket, or turns it
-    /// away.
-    pub fn look(&mut self, mut admit: impl FnMut(&OwnedFd) -> bool, news: &mut Vec<News>) {
+    /// Takes what sockets have, and looks at deadlines: at most 64 sockets and 16 accepts; there is more while
+    /// [`Self::descriptor`] is readable. Does not block. `admit` sets options of an accepted socket, or turns it away.
+    pub fn poll(&mut self, mut admit: impl FnMut(&OwnedFd) -> bool, events: &mut Vec<HandshakeEvent>) {
         let ready = self.poller.look();
         for found in ready.iter() {
             match found {
-                Ready::Listener => self.accept(&mut admit, news),
-                Ready::Timer => self.expire(news),
-                Ready::Socket(ticket) => self.progress(ticket, news),
+                Ready::Listener => self.accept(&mut admit, events),
+                Ready::Timer => self.expire(events),
+                Ready::Socket(socket_id) => self.progress(socket_id, events),
             }
         }
     }
 
-    fn accept(&mut self, admit: &mut impl FnMut(&OwnedFd) -> bool, news: &mut Vec<News>) {
+    fn accept(&mut self, admit: &mut impl FnMut(&OwnedFd) -> bool, events: &mut Vec<HandshakeEvent>) {
         for _ in 0..ACCEPTS_MAX {
             let Some(listener) = &self.listener else { return };
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) if admit(&socket) => self.accepted(socket, news),
+                Ok(socket) if admit(&socket) => self.accepted(socket, events),
                 Ok(_) => {}
                 Err(Errno::AGAIN) => return,
                 Err(errno) if is_of_one_socket(errno) => {}
@@ -304,10 +308,10 @@ impl Handshakes {
         self.counts.accept_pauses += 1;
     }
 
-    fn accepted(&mut self, socket: OwnedFd, news: &mut Vec<News>) {
+    fn accepted(&mut self, socket: OwnedFd, events: &mut Vec<HandshakeEvent>) {
         if self.strangers >= self.config.strangers_max {
             let oldest =
-                self.sockets.iter().find(|(_, socket)| socket.is_stranger).map(|(&ticket, _)| ticket);
+                self.sockets.iter().find(|(_, socket)| socket.is_stranger).map(|(&socket_id, _)| socket_id);
             if let Some(oldest) = oldest {
                 self.counts.displaced += 1;
                 self.refuse(oldest);
@@ -316,89 +320,93 @@ impl Handshakes {
         let deadline = Instant::now() + self.config.timeout;
         match self.insert(Socket::accepted(socket, self.config.protocol, deadline)) {
             // Its opening is often here already: it speaks before it is accepted.
-            Ok(ticket) => self.progress(ticket, news),
+            Ok(socket_id) => self.progress(socket_id, events),
             Err(_) => self.counts.refused += 1,
         }
     }
 
     /// Ends a stranger.
-    fn refuse(&mut self, ticket: Ticket) {
+    fn refuse(&mut self, socket_id: SocketId) {
         self.counts.refused += 1;
-        drop(self.remove(ticket));
+        drop(self.remove(socket_id));
     }
 
     /// Reads what a socket has: at most an opening and a frame, the rest at the next look.
-    fn progress(&mut self, ticket: Ticket, news: &mut Vec<News>) {
-        let Some(socket) = self.sockets.get_mut(&ticket) else { return };
+    fn progress(&mut self, socket_id: SocketId, events: &mut Vec<HandshakeEvent>) {
+        let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
         match socket.finish_connecting() {
             Ok(true) => {}
             Ok(false) => return,
-            Err(reason) => return self.closed(ticket, reason, news),
+            Err(reason) => return self.closed(socket_id, reason, events),
         }
-        self.poller.watch_input(socket, ticket);
+        self.poller.watch_input(socket, socket_id);
         match socket.read(&self.config) {
             Incoming::Nothing => {}
-            Incoming::Opened if socket.is_initiator => news.push(News::Opened { ticket }),
+            Incoming::Opened if socket.is_initiator => events.push(HandshakeEvent::Opened { socket_id }),
             // Its hello is often here as well.
             Incoming::Opened => match socket.read(&self.config) {
                 Incoming::Nothing | Incoming::Opened => {}
-                other => self.arrived(ticket, other, news),
+                other => self.arrived(socket_id, other, events),
             },
-            other => self.arrived(ticket, other, news),
+            other => self.arrived(socket_id, other, events),
         }
     }
 
-    fn arrived(&mut self, ticket: Ticket, incoming: Incoming, news: &mut Vec<News>) {
+    fn arrived(&mut self, socket_id: SocketId, incoming: Incoming, events: &mut Vec<HandshakeEvent>) {
         match incoming {
             Incoming::Nothing | Incoming::Opened => {}
             Incoming::Frame(frame, descriptors) => {
-                let Some(socket) = self.sockets.get_mut(&ticket) else { return };
+                let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
                 self.strangers -= usize::from(std::mem::take(&mut socket.is_stranger));
                 // Whoever hears of it has time to answer: it does not fail in this look.
                 if let Some(deadline) = &mut socket.deadline {
                     *deadline = Instant::now() + self.config.timeout;
                 }
-                news.push(News::Frame { ticket, frame, descriptors });
+                events.push(HandshakeEvent::Frame { socket_id, frame, descriptors });
             }
-            Incoming::Failed(failure) => self.failed(ticket, failure, news),
-            Incoming::Closed(reason) => self.closed(ticket, reason, news),
+            Incoming::Failed(failure) => self.failed(socket_id, failure, events),
+            Incoming::Closed(reason) => self.closed(socket_id, reason, events),
         }
     }
 
-    fn failed(&mut self, ticket: Ticket, failure: Failure, news: &mut Vec<News>) {
-        let Some(socket) = self.sockets.get_mut(&ticket) else { return };
+    fn failed(&mut self, socket_id: SocketId, failure: HandshakeError, events: &mut Vec<HandshakeEvent>) {
+        let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
         if socket.is_stranger {
-            self.counts.unproved += u64::from(failure == Failure::Auth(AuthError::Secret));
-            self.counts.late += u64::from(failure == Failure::Late);
-            return self.refuse(ticket);
+            self.counts.unproved += u64::from(failure == HandshakeError::Auth(AuthError::Secret));
+            self.counts.late += u64::from(failure == HandshakeError::Late);
+            return self.refuse(socket_id);
         }
         socket.has_failed = true;
         socket.deadline = None;
-        news.push(News::Failed { ticket, failure });
+        events.push(HandshakeEvent::Failed { socket_id, error: failure });
     }
 
-    fn closed(&mut self, ticket: Ticket, reason: String, news: &mut Vec<News>) {
-        let Some(socket) = self.sockets.get_mut(&ticket) else { return };
+    fn closed(&mut self, socket_id: SocketId, reason: String, events: &mut Vec<HandshakeEvent>) {
+        let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
         if socket.is_stranger {
-            return self.refuse(ticket);
+            return self.refuse(socket_id);
         }
         // It stays readable, and whoever owns it may want to keep it for a while.
         self.poller.remove(socket);
         socket.deadline = None;
-        news.push(News::Closed { ticket, reason });
+        events.push(HandshakeEvent::Closed { socket_id, reason });
     }
 
     /// The timer has rung: ends what took too long, accepts again.
-    fn expire(&mut self, news: &mut Vec<News>) {
+    fn expire(&mut self, events: &mut Vec<HandshakeEvent>) {
         self.poller.rung();
         let now = Instant::now();
         let is_late = |socket: &Socket| socket.deadline.is_some_and(|deadline| deadline <= now);
-        let late: Vec<Ticket> =
-            self.sockets.iter().filter(|(_, socket)| is_late(socket)).map(|(&ticket, _)| ticket).collect();
-        for ticket in late {
-            let is_connecting = self.sockets.get(&ticket).is_some_and(|socket| socket.is_connecting());
-            let failure = if is_connecting { Failure::Unreachable } else { Failure::Late };
-            self.failed(ticket, failure, news);
+        let late: Vec<SocketId> = self
+            .sockets
+            .iter()
+            .filter(|(_, socket)| is_late(socket))
+            .map(|(&socket_id, _)| socket_id)
+            .collect();
+        for socket_id in late {
+            let is_connecting = self.sockets.get(&socket_id).is_some_and(|socket| socket.is_connecting());
+            let failure = if is_connecting { HandshakeError::Unreachable } else { HandshakeError::Late };
+            self.failed(socket_id, failure, events);
         }
         if let (Some(until), Some(listener)) = (self.paused_until, &self.listener)
             && until <= now

@@ -29,7 +29,7 @@ pub trait DeviceSharing: Send + Sync + fmt::Debug {
     /// The slab that is given.
     fn slab(&self) -> &Arc<Slab>;
 
-    /// The bytes by which another process attaches it, at most [`EXPORT_BYTES_MAX`].
+    /// The bytes by which another process attaches it, at most [`EXPORT_BYTES_MAX`]. They are good while the slab lives.
     ///
     /// # Errors
     /// When the driver exports no such memory.
@@ -38,6 +38,6 @@ pub trait DeviceSharing: Send + Sync + fmt::Debug {
     /// Attaches a slab of another process. The bytes come from it, and are checked by the driver. Blocks, for milliseconds.
     ///
     /// # Errors
-    /// When no memory of this name is reached from here, or it is smaller than the layout.
+    /// When no memory of this name is reached from here, it is smaller than the layout, or this process exported it.
     fn attach(&self, exported: &[u8], layout: SlabLayout) -> Result<AttachedSlab, DeviceError>;
 }

@@ -44,7 +44,7 @@ pub struct Rails {
 
 /// The counters of one transport.
 pub struct RailCounters {
-    /// `shm`, `tcp` or `rdma DEVICE`.
+    /// `shm`, `cuda_ipc`, `tcp` or `rdma DEVICE`.
     pub name: String,
     /// Reads all of its counters.
     pub read: Box<dyn Fn() -> Vec<CounterSample> + Send + Sync>,
@@ -53,9 +53,9 @@ pub struct RailCounters {
 /// Why a transport cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RailsError {
-    /// No transport is there.
-    #[error("no transport can be used; `kvasir doctor` says what is missing")]
-    NoTransport,
+    /// No transport is there, and why each is not.
+    #[error("no transport can be used ({0}); `kvasir doctor` says what is missing")]
+    NoTransport(String),
     /// A transport that is named in the configuration, or the only one that is wanted.
     #[error("transfer.transport: {} cannot be used: {reason}", transport.name())]
     Unusable {
@@ -70,8 +70,8 @@ pub enum RailsError {
     /// Shared device memory.
     #[error(transparent)]
     Ipc(#[from] IpcError),
-    /// Only slots in a device's memory can be shared so.
-    #[error("the slots do not lie in a device's memory")]
+    /// Shared device memory takes slots in a device's memory.
+    #[error("cuda_ipc needs slots in a device's memory (device.direct)")]
     HostSlots,
     /// TCP.
     #[error(transparent)]
@@ -116,7 +116,7 @@ pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError>
     let address = Addresses { host: config.host.clone(), ..Addresses::default() };
     let (rails, names, counters) = (Vec::new(), Vec::new(), Vec::new());
     let mut builder = RailsBuilder { config, slab, rails, address, names, counters };
-    let mut kinds = Vec::new();
+    let (mut kinds, mut off) = (Vec::new(), Vec::new());
     for (rank, &TransportRequest { transport, is_named }) in config.transports.iter().enumerate() {
         let opened = match transport {
             Transport::CudaIpc => builder.cuda_ipc(rank as u8),
@@ -129,11 +129,14 @@ pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError>
             Err(reason) if is_named || config.transports.len() == 1 => {
                 return Err(RailsError::Unusable { transport, reason: Box::new(reason) });
             }
-            Err(error) => tracing::info!("the transport {} is off: {error}", transport.name()),
+            Err(error) => {
+                tracing::info!("the transport {} is off: {error}", transport.name());
+                off.push(format!("{}: {error}", transport.name()));
+            }
         }
     }
     if builder.rails.is_empty() {
-        return Err(RailsError::NoTransport);
+        return Err(RailsError::NoTransport(off.join("; ")));
     }
     let RailsBuilder { rails, address, names, mut counters, .. } = builder;
     let bond = Bond::new(rails, config.bond, Box::new(Instant::now));

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use dataplane_fabric::handshake::{Handshakes, Ticket};
+use dataplane_fabric::handshake::{Handshakes, SocketId};
 use dataplane_fabric::{PeerId, Rows, SlotRange, Source, Target};
 use dataplane_memory::Slab;
 
@@ -31,7 +31,7 @@ pub(crate) enum State {
 pub(crate) struct Connection {
     pub(crate) peer: PeerId,
     /// Its socket.
-    pub(crate) ticket: Ticket,
+    pub(crate) socket_id: SocketId,
     /// The peer's process, 0 when it is not visible from here.
     pub(crate) pid: i32,
     pub(crate) state: State,
@@ -57,7 +57,7 @@ impl Connection {
             self.state = State::Closing;
             self.reason = self.named(reason);
             self.remote = None;
-            if let Some(socket) = handshakes.socket(self.ticket) {
+            if let Some(socket) = handshakes.socket(self.socket_id) {
                 // If the peer is gone already, the next look at the socket says so.
                 let _gone = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
             }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use dataplane_fabric::auth::{Protocol, Transport};
-use dataplane_fabric::handshake::{HandshakeConfig, Handshakes, News};
+use dataplane_fabric::handshake::{HandshakeConfig, HandshakeEvent, Handshakes};
 use dataplane_fabric::{
     Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, PeerId,
     Priority, WorkRequest,
@@ -40,7 +40,7 @@ pub struct ShmFabric {
     pub(crate) doorbell: Doorbell,
     pub(crate) handshakes: Handshakes,
     /// What the last look at the sockets found: empty between two looks.
-    pub(crate) news: Vec<News>,
+    pub(crate) handshake_events: Vec<HandshakeEvent>,
     listening_at: Option<String>,
     pub(crate) table: Table,
     /// Connections with something to publish.
@@ -116,7 +116,7 @@ impl ShmFabric {
             shown,
             doorbell,
             handshakes,
-            news: Vec::new(),
+            handshake_events: Vec::new(),
             listening_at: listen.map(str::to_owned),
             table: Table::new(config.connections_max),
             dirty: Vec::with_capacity(config.connections_max),
@@ -149,7 +149,7 @@ impl ShmFabric {
     #[must_use]
     pub fn peer_pidfd(&self, peer: PeerId) -> Option<OwnedFd> {
         let connection = self.table.iter().find(|connection| connection.peer == peer)?;
-        peer::pidfd(self.handshakes.socket(connection.ticket)?, connection.pid)
+        peer::pidfd(self.handshakes.socket(connection.socket_id)?, connection.pid)
     }
 
     /// Queues an immediate without a write; false when the queue to that peer is full or the peer is gone. Delivered in the

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataplane_fabric::auth::AuthError;
-use dataplane_fabric::handshake::{Failure, News, Ticket};
+use dataplane_fabric::handshake::{HandshakeError, HandshakeEvent, SocketId};
 use dataplane_fabric::{Event, PeerId};
 
 use crate::connection::{Connection, Remote, State};
@@ -22,15 +22,15 @@ impl ShmFabric {
         let socket = address::connect(address)?;
         let process = peer::admit(&socket, self.config.same_user_only)
             .inspect_err(|error| count_other_user(&self.counters, error))?;
-        let ticket = self.handshakes.connect(socket).map_err(ShmError::Socket)?;
-        self.add_connection(ticket, process, State::Greeting, None)
-            .inspect_err(|_| self.handshakes.forget(ticket))
+        let socket_id = self.handshakes.connect(socket).map_err(ShmError::Socket)?;
+        self.add_connection(socket_id, process, State::Greeting, None)
+            .inspect_err(|_| self.handshakes.close(socket_id))
     }
 
     /// Makes this side's rings, and takes a place in the table.
     fn add_connection(
         &mut self,
-        ticket: Ticket,
+        socket_id: SocketId,
         process: PeerProcess,
         state: State,
         remote: Option<Remote>,
@@ -38,7 +38,7 @@ impl ShmFabric {
         let inbound = Inbound::create(self.config.ring_bytes)?;
         let (reason, pid) = (String::new(), process.pid);
         let added =
-            self.table.insert(|peer| Connection { peer, ticket, pid, state, inbound, remote, reason });
+            self.table.insert(|peer| Connection { peer, socket_id, pid, state, inbound, remote, reason });
         let peer = added.ok_or(ShmError::Handshake("the table of connections is full"))?;
         self.level_connections();
         Ok(peer)
@@ -46,60 +46,65 @@ impl ShmFabric {
 
     /// Looks at the sockets: new peers, hellos, ends, and what takes too long.
     pub(crate) fn check_sockets(&mut self) {
-        let mut news = std::mem::take(&mut self.news);
+        let mut handshake_events = std::mem::take(&mut self.handshake_events);
         let (same_user_only, counters) = (self.config.same_user_only, &self.counters);
         let admit = |socket: &OwnedFd| {
             let process = peer::admit(socket, same_user_only);
             process.inspect_err(|error| count_other_user(counters, error)).is_ok()
         };
-        self.handshakes.look(admit, &mut news);
+        self.handshakes.poll(admit, &mut handshake_events);
         let counts = self.handshakes.take_counts();
         let add = |counter: &AtomicU64, count: u64| counter.fetch_add(count, Ordering::Relaxed);
         add(&counters.handshake_timeouts, counts.late + counts.displaced);
         add(&counters.unproved_handshakes, counts.unproved);
         add(&counters.accept_pauses, counts.accept_pauses);
-        for news in news.drain(..) {
-            match news {
-                News::Opened { ticket } => {
-                    if let Some(peer) = self.peer_of(ticket)
+        for event in handshake_events.drain(..) {
+            match event {
+                HandshakeEvent::Opened { socket_id } => {
+                    if let Some(peer) = self.peer_of(socket_id)
                         && let Err(error) = self.say_hello(peer)
                     {
                         self.drop_connection(peer, &error.to_string());
                     }
                 }
-                News::Frame { ticket, frame, descriptors } => self.greeted(ticket, &frame, descriptors),
-                News::Failed { ticket, failure } => self.failed(ticket, &failure),
-                News::Closed { ticket, reason } => self.hang_up(ticket, &reason),
+                HandshakeEvent::Frame { socket_id, frame, descriptors } => {
+                    self.greeted(socket_id, &frame, descriptors)
+                }
+                HandshakeEvent::Failed { socket_id, error: failure } => self.failed(socket_id, &failure),
+                HandshakeEvent::Closed { socket_id, reason } => self.hang_up(socket_id, &reason),
             }
         }
-        self.news = news;
+        self.handshake_events = handshake_events;
     }
 
-    fn peer_of(&self, ticket: Ticket) -> Option<PeerId> {
-        self.table.iter().find(|connection| connection.ticket == ticket).map(|connection| connection.peer)
+    fn peer_of(&self, socket_id: SocketId) -> Option<PeerId> {
+        self.table
+            .iter()
+            .find(|connection| connection.socket_id == socket_id)
+            .map(|connection| connection.peer)
     }
 
     fn say_hello(&mut self, peer: PeerId) -> Result<(), ShmError> {
         let Some(connection) = self.table.get_mut(peer) else { return Ok(()) };
         let inbound = connection.inbound.memory();
         let ours = [self.shown.memory(), inbound, self.doorbell.word_memory(), self.doorbell.eventfd()];
-        let said = self.handshakes.say(connection.ticket, &hello::MAGIC, &ours);
+        let said = self.handshakes.send(connection.socket_id, &hello::MAGIC, &ours);
         said.map_err(ShmError::Hello)
     }
 
     /// A peer that holds the secret has said hello.
-    fn greeted(&mut self, ticket: Ticket, frame: &[u8], descriptors: Vec<OwnedFd>) {
+    fn greeted(&mut self, socket_id: SocketId, frame: &[u8], descriptors: Vec<OwnedFd>) {
         let hello = Hello::take(frame, descriptors);
         let remote = |hello| Remote::attach(hello, &self.config);
-        let Some(peer) = self.peer_of(ticket) else {
+        let Some(peer) = self.peer_of(socket_id) else {
             // A peer that speaks nonsense, vanishes or finds no room learns it from its closed socket.
             if !self.table.is_full()
                 && let Ok(remote) = hello.and_then(remote)
-                && self.accept(ticket, remote).is_ok()
+                && self.accept(socket_id, remote).is_ok()
             {
                 return;
             }
-            return self.handshakes.forget(ticket);
+            return self.handshakes.close(socket_id);
         };
         let Some(connection) = self.table.get_mut(peer) else { return };
         if connection.state != State::Greeting {
@@ -110,46 +115,48 @@ impl ShmFabric {
             Ok(remote) => {
                 connection.remote = Some(remote);
                 connection.state = State::Open;
-                self.handshakes.settle(ticket);
+                self.handshakes.keep_open(socket_id);
                 self.notices.push_back(Event::Connected { peer });
             }
             Err(error) => self.drop_connection(peer, &error.to_string()),
         }
     }
 
-    fn accept(&mut self, ticket: Ticket, remote: Remote) -> Result<(), ShmError> {
-        let socket = self.handshakes.socket(ticket).ok_or(ShmError::Handshake("the peer went away"))?;
+    fn accept(&mut self, socket_id: SocketId, remote: Remote) -> Result<(), ShmError> {
+        let socket = self.handshakes.socket(socket_id).ok_or(ShmError::Handshake("the peer went away"))?;
         let process = peer::process(socket)?;
-        let peer = self.add_connection(ticket, process, State::Open, Some(remote))?;
+        let peer = self.add_connection(socket_id, process, State::Open, Some(remote))?;
         if let Err(error) = self.say_hello(peer) {
             self.table.remove(peer);
             self.level_connections();
             return Err(error);
         }
-        self.handshakes.settle(ticket);
+        self.handshakes.keep_open(socket_id);
         self.notices.push_back(Event::Accepted { peer });
         Ok(())
     }
 
     /// The handshake failed, or the peer broke the protocol after it: it may be in the middle of a copy into our slab then.
-    fn failed(&mut self, ticket: Ticket, failure: &Failure) {
-        let Some(peer) = self.peer_of(ticket) else { return self.handshakes.forget(ticket) };
+    fn failed(&mut self, socket_id: SocketId, failure: &HandshakeError) {
+        let Some(peer) = self.peer_of(socket_id) else { return self.handshakes.close(socket_id) };
         let Some(connection) = self.table.get_mut(peer) else { return };
         if connection.state != State::Greeting {
             connection.start_closing(&self.handshakes, "it spoke after its hello");
             return;
         }
         match failure {
-            Failure::Late | Failure::Unreachable => ShmCounters::count(&self.counters.handshake_timeouts),
-            Failure::Auth(AuthError::Secret) => ShmCounters::count(&self.counters.unproved_handshakes),
-            Failure::Auth(_) | Failure::Descriptors(_) => {}
+            HandshakeError::Late | HandshakeError::Unreachable => {
+                ShmCounters::count(&self.counters.handshake_timeouts)
+            }
+            HandshakeError::Auth(AuthError::Secret) => ShmCounters::count(&self.counters.unproved_handshakes),
+            HandshakeError::Auth(_) | HandshakeError::Descriptors(_) => {}
         }
         self.drop_connection(peer, &failure.to_string());
     }
 
     /// The peer is gone. What it had published is delivered before the end is reported.
-    fn hang_up(&mut self, ticket: Ticket, reason: &str) {
-        let Some(peer) = self.peer_of(ticket) else { return self.handshakes.forget(ticket) };
+    fn hang_up(&mut self, socket_id: SocketId, reason: &str) {
+        let Some(peer) = self.peer_of(socket_id) else { return self.handshakes.close(socket_id) };
         let Some(connection) = self.table.get_mut(peer) else { return };
         match connection.state {
             State::Open => {
@@ -171,7 +178,7 @@ impl ShmFabric {
     /// Forgets a connection and reports it, with its own reason if it has one.
     pub(crate) fn drop_connection(&mut self, peer: PeerId, reason: &str) {
         let Some(connection) = self.table.remove(peer) else { return };
-        self.handshakes.forget(connection.ticket);
+        self.handshakes.close(connection.socket_id);
         self.ended -= usize::from(connection.state == State::Ended);
         let reason = match connection.reason.is_empty() {
             true => connection.named(reason),

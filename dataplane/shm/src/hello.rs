@@ -5,7 +5,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use dataplane_fabric::handshake::Descriptors;
+use dataplane_fabric::handshake::FrameDescriptors;
 
 use crate::ShmError;
 
@@ -14,7 +14,7 @@ pub(crate) const MAGIC: [u8; 8] = *b"KVSRSHM\0";
 const COUNT: usize = 4;
 /// The first of them are memory.
 const MEMORIES: usize = 3;
-pub(crate) const DESCRIPTORS: Descriptors = Descriptors { count: COUNT, identify };
+pub(crate) const DESCRIPTORS: FrameDescriptors = FrameDescriptors { count: COUNT, identify };
 
 /// What a peer gives us.
 pub(crate) struct Hello {

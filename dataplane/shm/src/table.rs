@@ -80,7 +80,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use dataplane_fabric::handshake::Ticket;
+    use dataplane_fabric::handshake::SocketId;
 
     use super::*;
     use crate::connection::State;
@@ -89,7 +89,7 @@ mod tests {
     fn connection(peer: PeerId) -> Connection {
         let inbound = Inbound::create(256 << 10).expect("rings");
         let (state, remote, reason) = (State::Open, None, String::new());
-        Connection { peer, ticket: Ticket(peer.0), pid: 1, state, inbound, remote, reason }
+        Connection { peer, socket_id: SocketId(peer.0), pid: 1, state, inbound, remote, reason }
     }
 
     #[test]

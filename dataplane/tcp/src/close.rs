@@ -37,7 +37,7 @@ impl TcpFabric {
         }
         session.stage = Stage::Closing;
         reason.clone_into(&mut session.reason);
-        session.greetings.drain(..).for_each(|greeting| self.handshakes.forget(greeting.ticket));
+        session.greetings.drain(..).for_each(|greeting| self.handshakes.close(greeting.socket_id));
         if session.alive == 0 {
             return self.finish_session(index);
         }

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
 use dataplane_fabric::auth::{AuthError, Protocol, Transport, random_bytes};
-use dataplane_fabric::handshake::{Failure, HandshakeConfig, Handshakes, News, Ticket};
+use dataplane_fabric::handshake::{HandshakeConfig, HandshakeError, HandshakeEvent, Handshakes, SocketId};
 use dataplane_fabric::{ConnectError, Event, PeerId};
 use io_uring::{opcode, types};
 use rustix::io::Errno;
@@ -47,33 +47,33 @@ impl TcpFabric {
     }
 
     pub(crate) fn look_at_handshakes(&mut self) {
-        let mut news = std::mem::take(&mut self.news);
+        let mut handshake_events = std::mem::take(&mut self.handshake_events);
         let config = &self.config;
         let admit = |socket: &OwnedFd| {
             socket::tune(socket, config, socket::is_local(socket));
             true
         };
-        self.handshakes.look(admit, &mut news);
+        self.handshakes.poll(admit, &mut handshake_events);
         let counts = self.handshakes.take_counts();
         self.counters.refused_handshakes.add(counts.refused);
         self.counters.handshake_timeouts.add(counts.late);
         self.counters.unproved_handshakes.add(counts.unproved);
         self.counters.accept_pauses.add(counts.accept_pauses);
-        for news in news.drain(..) {
-            match news {
-                News::Opened { ticket } => self.say_hello(ticket),
-                News::Frame { ticket, frame, .. } => self.hello(ticket, &frame),
-                News::Failed { ticket, failure } => {
-                    let is_late = matches!(failure, Failure::Late | Failure::Unreachable);
+        for event in handshake_events.drain(..) {
+            match event {
+                HandshakeEvent::Opened { socket_id } => self.say_hello(socket_id),
+                HandshakeEvent::Frame { socket_id, frame, .. } => self.hello(socket_id, &frame),
+                HandshakeEvent::Failed { socket_id, error: failure } => {
+                    let is_late = matches!(failure, HandshakeError::Late | HandshakeError::Unreachable);
                     self.counters.handshake_timeouts.add(u64::from(is_late));
-                    let is_unproved = failure == Failure::Auth(AuthError::Secret);
+                    let is_unproved = failure == HandshakeError::Auth(AuthError::Secret);
                     self.counters.unproved_handshakes.add(u64::from(is_unproved));
-                    self.handshake_failed(ticket, &failure.to_string());
+                    self.handshake_failed(socket_id, &failure.to_string());
                 }
-                News::Closed { ticket, reason } => self.handshake_failed(ticket, &reason),
+                HandshakeEvent::Closed { socket_id, reason } => self.handshake_failed(socket_id, &reason),
             }
         }
-        self.news = news;
+        self.handshake_events = handshake_events;
         self.expire_joining();
         self.watch_handshakes();
     }
@@ -117,20 +117,20 @@ impl TcpFabric {
         let mut session = Session::new(id, per_lane, true, deadline);
         for place in 0..2 * per_lane {
             match self.dial(&target) {
-                Ok(ticket) => session.greetings.push(Greeting {
-                    ticket,
+                Ok(socket_id) => session.greetings.push(Greeting {
+                    socket_id,
                     lane: place / per_lane,
                     index: place % per_lane,
                 }),
                 Err(error) => {
-                    session.greetings.iter().for_each(|greeting| self.handshakes.forget(greeting.ticket));
+                    session.greetings.iter().for_each(|greeting| self.handshakes.close(greeting.socket_id));
                     return Err(system(error));
                 }
             }
         }
-        let tickets: Vec<Ticket> = session.greetings.iter().map(|greeting| greeting.ticket).collect();
+        let socket_ids: Vec<SocketId> = session.greetings.iter().map(|greeting| greeting.socket_id).collect();
         let Some(index) = self.sessions.insert(Box::new(session)) else {
-            tickets.into_iter().for_each(|ticket| self.handshakes.forget(ticket));
+            socket_ids.into_iter().for_each(|socket_id| self.handshakes.close(socket_id));
             return Err(too_many);
         };
         let peer = PeerId(self.sessions.number(index));
@@ -141,7 +141,7 @@ impl TcpFabric {
         Ok(peer)
     }
 
-    fn dial(&mut self, target: &SocketAddr) -> std::io::Result<Ticket> {
+    fn dial(&mut self, target: &SocketAddr) -> std::io::Result<SocketId> {
         let socket = socket::new_socket(target)?;
         socket::tune(&socket, &self.config, target.ip().is_loopback());
         match rustix::net::connect(&socket, target) {
@@ -151,18 +151,21 @@ impl TcpFabric {
     }
 
     /// The session that this side began with this socket, and the socket's place in it.
-    fn greeting(&self, ticket: Ticket) -> Option<(u32, Greeting)> {
+    fn greeting(&self, socket_id: SocketId) -> Option<(u32, Greeting)> {
         self.sessions.indices().find_map(|index| {
             let greetings = &self.sessions.get(index)?.greetings;
-            greetings.iter().find(|greeting| greeting.ticket == ticket).map(|&greeting| (index, greeting))
+            greetings
+                .iter()
+                .find(|greeting| greeting.socket_id == socket_id)
+                .map(|&greeting| (index, greeting))
         })
     }
 
-    fn say_hello(&mut self, ticket: Ticket) {
-        let Some((index, greeting)) = self.greeting(ticket) else { return };
+    fn say_hello(&mut self, socket_id: SocketId) {
+        let Some((index, greeting)) = self.greeting(socket_id) else { return };
         let Some(session) = self.sessions.get(index) else { return };
         let hello = self.own_hello(session, greeting.lane, greeting.index);
-        if let Err(reason) = self.handshakes.say(ticket, &hello, &[]) {
+        if let Err(reason) = self.handshakes.send(socket_id, &hello, &[]) {
             self.close_session(index, &reason);
         }
     }
@@ -178,20 +181,20 @@ impl TcpFabric {
         hello.encode()
     }
 
-    fn handshake_failed(&mut self, ticket: Ticket, reason: &str) {
-        match self.greeting(ticket) {
+    fn handshake_failed(&mut self, socket_id: SocketId, reason: &str) {
+        match self.greeting(socket_id) {
             Some((index, _)) => self.close_session(index, reason),
-            None => self.handshakes.forget(ticket),
+            None => self.handshakes.close(socket_id),
         }
     }
 
     /// A peer that holds the secret has said hello.
-    fn hello(&mut self, ticket: Ticket, frame: &[u8]) {
+    fn hello(&mut self, socket_id: SocketId, frame: &[u8]) {
         let hello = frame.first_chunk().ok_or("a short hello").and_then(Hello::decode);
-        let Some((index, greeting)) = self.greeting(ticket) else {
-            if hello.and_then(|hello| self.join(ticket, hello)).is_err() {
+        let Some((index, greeting)) = self.greeting(socket_id) else {
+            if hello.and_then(|hello| self.join(socket_id, hello)).is_err() {
                 self.counters.refused_handshakes.add(1);
-                self.handshakes.forget(ticket);
+                self.handshakes.close(socket_id);
             }
             return;
         };
@@ -209,12 +212,12 @@ impl TcpFabric {
             return Err("the hello of another connection");
         }
         session.peer_reads_max = session.peer_reads_max.min(hello.reads_max as usize);
-        session.greetings.retain(|other| other.ticket != greeting.ticket);
+        session.greetings.retain(|other| other.socket_id != greeting.socket_id);
         self.greeted(index, greeting)
     }
 
     /// On the side that accepted: puts a connection into its session, the first one's own making.
-    fn join(&mut self, ticket: Ticket, hello: Hello) -> Result<(), &'static str> {
+    fn join(&mut self, socket_id: SocketId, hello: Hello) -> Result<(), &'static str> {
         let is_it = |index: &u32| {
             self.sessions.get(*index).is_some_and(|it| it.id == hello.session && !it.we_connected)
         };
@@ -227,14 +230,14 @@ impl TcpFabric {
         if session.stage != Stage::Joining || session.connections_per_lane != usize::from(hello.connections) {
             return Err("a connection for a session that is complete, or other than it");
         }
-        let greeting = Greeting { ticket, lane: usize::from(hello.lane), index: usize::from(hello.index) };
+        let greeting = Greeting { socket_id, lane: usize::from(hello.lane), index: usize::from(hello.index) };
         if session.lanes[greeting.lane].connections[greeting.index].is_some() {
             return Err("a second connection for one place");
         }
         session.peer_reads_max = session.peer_reads_max.min(hello.reads_max as usize);
         let Some(session) = self.sessions.get(index) else { return Ok(()) };
         let answer = self.own_hello(session, greeting.lane, greeting.index);
-        let said = self.handshakes.say(ticket, &answer, &[]).map_err(|_| "the peer went away");
+        let said = self.handshakes.send(socket_id, &answer, &[]).map_err(|_| "the peer went away");
         let joined = said.and_then(|()| self.greeted(index, greeting));
         if let Err(reason) = joined {
             self.close_session(index, reason);
@@ -257,8 +260,8 @@ impl TcpFabric {
 
     /// A connection is greeted both ways: it takes its place, and the last one opens the session.
     fn greeted(&mut self, index: u32, greeting: Greeting) -> Result<(), &'static str> {
-        let Greeting { ticket, lane, index: place } = greeting;
-        let socket = self.handshakes.release(ticket).ok_or("its socket is gone")?;
+        let Greeting { socket_id, lane, index: place } = greeting;
+        let socket = self.handshakes.release(socket_id).ok_or("its socket is gone")?;
         let descriptor = socket.as_raw_fd();
         let connection = Connection::new(socket, index, (lane, place), &self.config);
         let number = self.connections.insert(Box::new(connection)).ok_or("no room for a connection")?;

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use dataplane_fabric::handshake::{Handshakes, News};
+use dataplane_fabric::handshake::{HandshakeEvent, Handshakes};
 use dataplane_fabric::{ConnectError, Event, Fabric, Full, PeerId, Priority, WorkRequest};
 use dataplane_memory::Slab;
 
@@ -35,7 +35,7 @@ pub struct TcpFabric {
     pub(crate) events: VecDeque<Event>,
     pub(crate) handshakes: Handshakes,
     /// What the last look at the sockets found: empty between two looks.
-    pub(crate) news: Vec<News>,
+    pub(crate) handshake_events: Vec<HandshakeEvent>,
     /// Sessions whose connections are not all there.
     pub(crate) joining: usize,
 }
@@ -74,7 +74,7 @@ impl TcpFabric {
             dirty: [Vec::new(), Vec::new()],
             events: VecDeque::with_capacity(EVENTS_CAPACITY),
             handshakes,
-            news: Vec::new(),
+            handshake_events: Vec::new(),
             joining: 0,
             config,
         };

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use dataplane_fabric::handshake::Ticket;
+use dataplane_fabric::handshake::SocketId;
 use dataplane_fabric::{PeerId, Priority};
 
 use crate::lane::Lane;
@@ -19,7 +19,7 @@ pub(crate) enum Stage {
 /// A connection that this side dials, and its place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Greeting {
-    pub(crate) ticket: Ticket,
+    pub(crate) socket_id: SocketId,
     pub(crate) lane: usize,
     pub(crate) index: usize,
 }

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use dataplane_fabric::auth::AuthError;
-use dataplane_fabric::handshake::{Failure, News, Ticket};
+use dataplane_fabric::handshake::{HandshakeError, HandshakeEvent, SocketId};
 use dataplane_fabric::{ConnectError, Event, PeerId};
 use rustix::event::epoll;
 use rustix::time::Timespec;
@@ -60,13 +60,13 @@ impl VerbsFabric {
     }
 
     fn look_at_sockets(&mut self) {
-        let mut news = std::mem::take(&mut self.news);
+        let mut handshake_events = std::mem::take(&mut self.handshake_events);
         let peer_dead_after = self.local.config.peer_dead_after;
         let admit = |socket: &OwnedFd| {
             sockets::tune(socket, peer_dead_after);
             true
         };
-        self.handshakes.look(admit, &mut news);
+        self.handshakes.poll(admit, &mut handshake_events);
         let counts = self.handshakes.take_counts();
         self.metrics.handshakes_failed += counts.refused;
         self.metrics.unproved_handshakes += counts.unproved;
@@ -74,20 +74,20 @@ impl VerbsFabric {
         if counts.accept_pauses > 0 {
             tracing::warn!("accepting RDMA handshakes pauses: no descriptors or no memory");
         }
-        for news in news.drain(..) {
-            match news {
-                News::Opened { ticket } => self.opened(ticket.0),
-                News::Frame { ticket, frame, .. } => self.take_frame(ticket, &frame),
-                News::Failed { ticket, failure } => {
+        for event in handshake_events.drain(..) {
+            match event {
+                HandshakeEvent::Opened { socket_id } => self.opened(socket_id.0),
+                HandshakeEvent::Frame { socket_id, frame, .. } => self.take_frame(socket_id, &frame),
+                HandshakeEvent::Failed { socket_id, error: failure } => {
                     self.metrics.unproved_handshakes +=
-                        u64::from(failure == Failure::Auth(AuthError::Secret));
+                        u64::from(failure == HandshakeError::Auth(AuthError::Secret));
                     // No answer: a proof under our key would help a stranger to guess it.
-                    self.begin_end(ticket.0, &failure.to_string());
+                    self.begin_end(socket_id.0, &failure.to_string());
                 }
-                News::Closed { ticket, reason } => self.begin_end(ticket.0, &reason),
+                HandshakeEvent::Closed { socket_id, reason } => self.begin_end(socket_id.0, &reason),
             }
         }
-        self.news = news;
+        self.handshake_events = handshake_events;
     }
 
     fn look_at_deadlines(&mut self) {
@@ -225,7 +225,7 @@ impl VerbsFabric {
 
     /// Sends a frame with its proof.
     fn say(&mut self, number: u64, frame: &Handshake) {
-        if let Err(reason) = self.handshakes.say(Ticket(number), &frame.encode(), &[]) {
+        if let Err(reason) = self.handshakes.send(SocketId(number), &frame.encode(), &[]) {
             self.begin_end(number, &reason);
         }
     }
@@ -245,8 +245,8 @@ impl VerbsFabric {
             reason: "not an ip:port".to_owned(),
         })?;
         let socket = sockets::connect(target, self.local.config.peer_dead_after).map_err(system)?;
-        let ticket = self.handshakes.connect(socket).map_err(system)?;
-        let (peer, psns) = (PeerId(ticket.0), self.psns());
+        let socket_id = self.handshakes.connect(socket).map_err(system)?;
+        let (peer, psns) = (PeerId(socket_id.0), self.psns());
         self.insert(Connection::new(peer, target, psns, &self.local.config, true));
         Ok(peer)
     }
@@ -267,39 +267,39 @@ impl VerbsFabric {
     }
 
     /// A frame of a peer that holds the secret; the first of one that connected to us makes its connection.
-    fn take_frame(&mut self, ticket: Ticket, bytes: &[u8]) {
+    fn take_frame(&mut self, socket_id: SocketId, bytes: &[u8]) {
         let frame = match bytes.first_chunk().map(Handshake::decode) {
             Some(Ok(frame)) => Ok(frame),
             Some(Err(reason)) => Err(format!("protocol error: {reason}")),
             None => Err("protocol error: a short frame".to_owned()),
         };
-        if !self.connections.contains_key(&ticket.0)
-            && let Err(reason) = self.accept(ticket)
+        if !self.connections.contains_key(&socket_id.0)
+            && let Err(reason) = self.accept(socket_id)
         {
             tracing::info!(reason, "an RDMA handshake failed");
             self.metrics.handshakes_failed += 1;
-            return self.handshakes.forget(ticket);
+            return self.handshakes.close(socket_id);
         }
         match frame {
-            Ok(frame) => self.frame(ticket.0, &frame),
-            Err(reason) => self.begin_end(ticket.0, &reason),
+            Ok(frame) => self.frame(socket_id.0, &frame),
+            Err(reason) => self.begin_end(socket_id.0, &reason),
         }
     }
 
-    fn accept(&mut self, ticket: Ticket) -> Result<(), String> {
+    fn accept(&mut self, socket_id: SocketId) -> Result<(), String> {
         if let Some(reason) = &self.fatal {
             return Err(reason.clone());
         }
         if self.connections.len() >= self.local.config.connections_max {
             // The peer may be gone already; all that it misses is the reason.
-            let _gone = self.handshakes.say(ticket, &Handshake::Refused(Refusal::Busy).encode(), &[]);
+            let _gone = self.handshakes.send(socket_id, &Handshake::Refused(Refusal::Busy).encode(), &[]);
             return Err("the connections are used up (rdma.connections_max)".to_owned());
         }
-        let socket = self.handshakes.socket(ticket).ok_or("its socket is gone")?;
+        let socket = self.handshakes.socket(socket_id).ok_or("its socket is gone")?;
         let name = rustix::net::getpeername(socket).ok().flatten();
         let address = name.and_then(|name| SocketAddr::try_from(name).ok()).ok_or("it has hung up")?;
         let psns = self.psns();
-        self.insert(Connection::new(PeerId(ticket.0), address, psns, &self.local.config, false));
+        self.insert(Connection::new(PeerId(socket_id.0), address, psns, &self.local.config, false));
         Ok(())
     }
 
@@ -332,7 +332,7 @@ impl VerbsFabric {
             return self.begin_end(number, "the peer's link layer is another one");
         }
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        self.handshakes.settle(Ticket(number));
+        self.handshakes.keep_open(SocketId(number));
         connection.deadline = Some(Instant::now() + self.local.config.handshake_timeout);
         let destination = connection.agree(&self.local, hello);
         let command = match connection.lanes.each_mut().map(Lane::take_for_command) {
@@ -357,7 +357,7 @@ impl VerbsFabric {
             return;
         }
         let refused = Handshake::Refused(reason).encode();
-        let _gone_already = self.handshakes.say(Ticket(number), &refused, &[]);
+        let _gone_already = self.handshakes.send(SocketId(number), &refused, &[]);
     }
 
     /// The peer's pairs are ready, as it said or as its first bytes show.

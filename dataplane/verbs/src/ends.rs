@@ -13,7 +13,7 @@
 use std::time::Instant;
 
 use dataplane_fabric::Event;
-use dataplane_fabric::handshake::Ticket;
+use dataplane_fabric::handshake::SocketId;
 
 use crate::commands::Command;
 use crate::connection::Phase;
@@ -39,7 +39,7 @@ impl VerbsFabric {
         connection.reason = format!("{reason} (peer {})", connection.address);
         connection.ended_at = Instant::now();
         connection.deadline = Some(connection.ended_at + self.local.config.drain_timeout);
-        self.handshakes.forget(Ticket(number));
+        self.handshakes.close(SocketId(number));
         if connection.is_in_command() {
             connection.abandoned.set();
         } else {

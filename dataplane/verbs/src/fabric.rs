@@ -13,7 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use dataplane_fabric::auth::{Protocol, Transport};
-use dataplane_fabric::handshake::{HandshakeConfig, Handshakes, News};
+use dataplane_fabric::handshake::{HandshakeConfig, HandshakeEvent, Handshakes};
 use dataplane_fabric::{
     Completion, ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Priority,
     WorkRequest,
@@ -62,7 +62,7 @@ pub struct VerbsFabric {
     pub(crate) control: Control,
     pub(crate) handshakes: Handshakes,
     /// What the last look at the sockets found: empty between two looks.
-    pub(crate) news: Vec<News>,
+    pub(crate) handshake_events: Vec<HandshakeEvent>,
     pub(crate) events: VecDeque<Event>,
     /// Peers whose lanes have something to post.
     pub(crate) busy: Vec<u64>,
@@ -121,7 +121,7 @@ impl VerbsFabric {
             commands,
             control,
             handshakes,
-            news: Vec::new(),
+            handshake_events: Vec::new(),
             events: VecDeque::with_capacity(2 * PENDING_EVENTS_MAX),
             busy: Vec::with_capacity(connections_max),
             metrics: Metrics::default(),

@@ -145,7 +145,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *       transport = "auto"        # "shm", "rdma", "tcp", or "auto": all that this machine has; a pair uses the best. With
  *                                 # device.direct "cuda_ipc", "rdma", or "auto": both
  *       listen = "127.0.0.1:0"    # where TCP listens: an address that peers reach; port 0 is one of the system's choice
- *       socket_folder = ""        # of the shared memory's socket; empty is the system's folder for temporary files
+ *       socket_folder = ""        # of the socket for processes of this host; empty is the system's folder for temporary files
  *       socket_name = ""          # its file is kvasir-NAME.sock; empty is a name that no other process has
  *       secret_file = ""          # with the secret that the processes of a cluster share, at least 32 bytes; empty is the
  *                                 # environment's KVASIR_TRANSFER_SECRET, if it is set
@@ -490,7 +490,7 @@ typedef struct kvasir_kv_handoff_statistics {
     uint64_t bytes_sent;
     uint64_t checksum_failures;
     uint64_t slots_used; /* now */
-    /* Transfers of tensors of a device: by the network card alone, and through the host's memory. */
+    /* Transfers of tensors of a device: by network cards or copy engines alone, and through the host's memory. */
     uint64_t sent_directly;
     uint64_t sent_staged;
     uint64_t received_directly;
@@ -503,7 +503,7 @@ int32_t kvasir_kv_handoff_stats(kvasir_kv *handle, kvasir_kv_handoff_statistics 
 
 /* One transport of hand-offs. Later versions append fields. */
 typedef struct kvasir_kv_rail_statistics {
-    char name[64];                /* "shm", "tcp" or "rdma DEVICE"; longer names are cut */
+    char name[64];                /* "shm", "cuda_ipc", "tcp" or "rdma DEVICE"; longer names are cut */
     uint64_t block_bytes;         /* of blocks that it was given to write or read */
     uint64_t slices_retried;      /* posted again because a connection had failed */
     uint64_t links_failed;        /* connections that ended while their peer went on over others */

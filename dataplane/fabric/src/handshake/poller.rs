@@ -9,7 +9,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
-use super::Ticket;
+use super::SocketId;
 use super::socket::Socket;
 
 /// Sockets looked at in one call.
@@ -30,7 +30,7 @@ pub(super) struct Poller {
 pub(super) enum Ready {
     Listener,
     Timer,
-    Socket(Ticket),
+    Socket(SocketId),
 }
 
 /// What one look found; at most [`READY_MAX`], the others the next time.
@@ -44,7 +44,7 @@ impl Found {
         self.tokens[..self.count].iter().map(|&token| match token {
             LISTENER => Ready::Listener,
             TIMER => Ready::Timer,
-            number => Ready::Socket(Ticket(number)),
+            number => Ready::Socket(SocketId(number)),
         })
     }
 }
@@ -82,18 +82,22 @@ impl Poller {
     }
 
     /// A socket that is connecting becomes writable when it is over, one way or the other.
-    pub(super) fn add(&self, socket: &mut Socket, ticket: Ticket) -> Result<(), Errno> {
+    pub(super) fn add(&self, socket: &mut Socket, socket_id: SocketId) -> Result<(), Errno> {
         socket.is_watched_for_output = socket.is_connecting();
         let flags = if socket.is_watched_for_output { EventFlags::OUT } else { EventFlags::IN };
-        epoll::add(&self.epoll, &socket.descriptor, EventData::new_u64(ticket.0), flags)
+        epoll::add(&self.epoll, &socket.descriptor, EventData::new_u64(socket_id.0), flags)
     }
 
     /// The socket is not connecting any more.
-    pub(super) fn watch_input(&self, socket: &mut Socket, ticket: Ticket) {
+    pub(super) fn watch_input(&self, socket: &mut Socket, socket_id: SocketId) {
         if std::mem::take(&mut socket.is_watched_for_output) {
             // It is in the set, and so this cannot fail for want of memory.
-            let _changed =
-                epoll::modify(&self.epoll, &socket.descriptor, EventData::new_u64(ticket.0), EventFlags::IN);
+            let _changed = epoll::modify(
+                &self.epoll,
+                &socket.descriptor,
+                EventData::new_u64(socket_id.0),
+                EventFlags::IN,
+            );
         }
     }
 

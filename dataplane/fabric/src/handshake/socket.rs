@@ -12,7 +12,7 @@ use rustix::net::{
     SendFlags, sockopt,
 };
 
-use super::{DESCRIPTORS_MAX, Failure, HandshakeConfig};
+use super::{DESCRIPTORS_MAX, HandshakeConfig, HandshakeError};
 use crate::auth::{Authentication, Dialled, OPENING_BYTES, PROOF_BYTES, Protocol, Transport};
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub(super) enum Incoming {
     Opened,
     /// A frame of a peer that holds the secret.
     Frame(Vec<u8>, Vec<OwnedFd>),
-    Failed(Failure),
+    Failed(HandshakeError),
     Closed(String),
 }
 
@@ -101,7 +101,7 @@ impl Socket {
         }
     }
 
-    pub(super) fn say(
+    pub(super) fn send(
         &mut self,
         config: &HandshakeConfig,
         frame: &[u8],
@@ -162,7 +162,7 @@ impl Socket {
         taken.unwrap_or_else(Incoming::Failed)
     }
 
-    /// Reads into `incoming` from `start` on. Descriptors that nobody expects are closed by the kernel.
+    /// Reads into `incoming` from `start` on. FrameDescriptors that nobody expects are closed by the kernel.
     fn receive(&mut self, start: usize, with_descriptors: bool) -> Result<usize, Errno> {
         let room = &mut self.incoming[start..];
         if !with_descriptors {
@@ -183,7 +183,7 @@ impl Socket {
         Ok(received.bytes)
     }
 
-    fn opening(&mut self, config: &HandshakeConfig, bytes: &[u8]) -> Result<Incoming, Failure> {
+    fn opening(&mut self, config: &HandshakeConfig, bytes: &[u8]) -> Result<Incoming, HandshakeError> {
         let Some(opening) = bytes.first_chunk() else { return Ok(Incoming::Nothing) };
         let Some(dialled) = self.dialled(config.protocol.transport) else {
             return Ok(Incoming::Closed("the connection has no address any more".to_owned()));
@@ -208,7 +208,7 @@ impl Socket {
         name.and_then(|name| SocketAddr::try_from(name).ok()).map(Dialled::of)
     }
 
-    fn frame(&mut self, config: &HandshakeConfig, mut bytes: Vec<u8>) -> Result<Incoming, Failure> {
+    fn frame(&mut self, config: &HandshakeConfig, mut bytes: Vec<u8>) -> Result<Incoming, HandshakeError> {
         let descriptors = std::mem::take(&mut self.descriptors);
         let proof = bytes.split_off(config.frame_bytes);
         let Some(proof) = proof.first_chunk() else { return Ok(Incoming::Nothing) };
@@ -219,10 +219,10 @@ impl Socket {
                     "it did not send {} descriptors, or there were none left for them here",
                     how.count
                 );
-                return Err(Failure::Descriptors(reason));
+                return Err(HandshakeError::Descriptors(reason));
             }
             let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
-            (how.identify)(&borrowed, &mut covered).map_err(Failure::Descriptors)?;
+            (how.identify)(&borrowed, &mut covered).map_err(HandshakeError::Descriptors)?;
         }
         self.authentication.check(&config.key, &covered, proof)?;
         Ok(Incoming::Frame(bytes, descriptors))

@@ -24,24 +24,24 @@ fn listening(config: HandshakeConfig) -> (Handshakes, std::net::SocketAddr) {
     (Handshakes::new(config, Some(listener.into())).expect("handshakes"), address)
 }
 
-fn dial(handshakes: &mut Handshakes, address: std::net::SocketAddr) -> Ticket {
+fn dial(handshakes: &mut Handshakes, address: std::net::SocketAddr) -> SocketId {
     let socket = TcpStream::connect(address).expect("connect");
     socket.set_nonblocking(true).expect("an option");
-    handshakes.connect(socket.into()).expect("a ticket")
+    handshakes.connect(socket.into()).expect("a socket_id")
 }
 
-/// Looks at both until `done`, with a side's news behind those of before.
+/// Looks at both until `done`, with a side's events behind those of before.
 fn until(
-    sides: &mut [(&mut Handshakes, &mut Vec<News>)],
+    sides: &mut [(&mut Handshakes, &mut Vec<HandshakeEvent>)],
     what: &str,
-    mut done: impl FnMut(&[&Vec<News>]) -> bool,
+    mut done: impl FnMut(&[&Vec<HandshakeEvent>]) -> bool,
 ) {
     let started = Instant::now();
     loop {
-        for (handshakes, news) in sides.iter_mut() {
-            handshakes.look(|_| true, news);
+        for (handshakes, events) in sides.iter_mut() {
+            handshakes.poll(|_| true, events);
         }
-        let all: Vec<&Vec<News>> = sides.iter().map(|(_, news)| &**news).collect();
+        let all: Vec<&Vec<HandshakeEvent>> = sides.iter().map(|(_, events)| &**events).collect();
         if done(&all) {
             return;
         }
@@ -51,17 +51,17 @@ fn until(
 }
 
 /// Both sides up to the initiator's hello, which has arrived.
-fn greeted(a: &mut Handshakes, b: &mut Handshakes, address: std::net::SocketAddr) -> (Ticket, Ticket) {
+fn greeted(a: &mut Handshakes, b: &mut Handshakes, address: std::net::SocketAddr) -> (SocketId, SocketId) {
     let ours = dial(a, address);
     let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
-    until(&mut [(a, &mut of_a), (b, &mut of_b)], "openings", |news| !news[0].is_empty());
-    assert!(matches!(of_a[..], [News::Opened { ticket }] if ticket == ours), "{of_a:?}");
+    until(&mut [(a, &mut of_a), (b, &mut of_b)], "openings", |events| !events[0].is_empty());
+    assert!(matches!(of_a[..], [HandshakeEvent::Opened { socket_id }] if socket_id == ours), "{of_a:?}");
     assert!(of_b.is_empty(), "nobody has proved himself: {of_b:?}");
-    a.say(ours, b"of-A-abc", &[]).expect("sent");
-    until(&mut [(b, &mut of_b)], "the hello", |news| !news[0].is_empty());
-    let [News::Frame { ticket, frame, descriptors }] = &of_b[..] else { panic!("{of_b:?}") };
+    a.send(ours, b"of-A-abc", &[]).expect("sent");
+    until(&mut [(b, &mut of_b)], "the hello", |events| !events[0].is_empty());
+    let [HandshakeEvent::Frame { socket_id, frame, descriptors }] = &of_b[..] else { panic!("{of_b:?}") };
     assert_eq!((&frame[..], descriptors.len()), (&b"of-A-abc"[..], 0));
-    (ours, *ticket)
+    (ours, *socket_id)
 }
 
 #[test]
@@ -69,56 +69,67 @@ fn hellos_are_exchanged_and_sockets_are_released_with_what_follows() {
     let (mut b, address) = listening(config());
     let mut a = Handshakes::new(config(), None).expect("handshakes");
     let (of_a, of_b) = greeted(&mut a, &mut b, address);
-    b.say(of_b, b"of-B-abc", &[]).expect("sent");
+    b.send(of_b, b"of-B-abc", &[]).expect("sent");
     let mut accepted = TcpStream::from(b.release(of_b).expect("the socket"));
     // What follows the hello is not read by the handshake.
     accepted.write_all(b"and more").expect("written");
-    let mut news = Vec::new();
-    until(&mut [(&mut a, &mut news)], "the answer", |news| !news[0].is_empty());
-    assert!(matches!(&news[..], [News::Frame { frame, .. }] if frame == b"of-B-abc"), "{news:?}");
+    let mut events = Vec::new();
+    until(&mut [(&mut a, &mut events)], "the answer", |events| !events[0].is_empty());
+    assert!(
+        matches!(&events[..], [HandshakeEvent::Frame { frame, .. }] if frame == b"of-B-abc"),
+        "{events:?}"
+    );
     let mut connected = TcpStream::from(a.release(of_a).expect("the socket"));
     let mut bytes = [0; 8];
     connected.read_exact(&mut bytes).expect("blocks until it is there");
     assert_eq!(&bytes, b"and more");
     assert!(a.release(of_a).is_none() && a.socket(of_a).is_none(), "it is gone from here");
-    assert_eq!((a.take_counts(), b.take_counts()), (Counts::default(), Counts::default()));
+    assert_eq!((a.take_counts(), b.take_counts()), (HandshakeCounts::default(), HandshakeCounts::default()));
 }
 
 #[test]
-fn a_settled_socket_outlives_the_deadline_and_tells_of_the_end() {
+fn a_socket_that_is_kept_outlives_the_deadline_and_tells_of_the_end() {
     let short = HandshakeConfig { timeout: Duration::from_millis(1500), ..config() };
     let (mut b, address) = listening(short.clone());
     let mut a = Handshakes::new(config(), None).expect("handshakes");
     let (of_a, of_b) = greeted(&mut a, &mut b, address);
-    b.settle(of_b);
-    let mut news = Vec::new();
+    b.keep_open(of_b);
+    let mut events = Vec::new();
     std::thread::sleep(short.timeout + Duration::from_millis(300));
-    b.look(|_| true, &mut news);
-    assert!(news.is_empty(), "{news:?}");
+    b.poll(|_| true, &mut events);
+    assert!(events.is_empty(), "{events:?}");
     // A frame that is told even now.
-    a.say(of_a, b"once-mor", &[]).expect("sent");
-    until(&mut [(&mut b, &mut news)], "the frame", |news| !news[0].is_empty());
-    assert!(matches!(&news[..], [News::Frame { frame, .. }] if frame == b"once-mor"), "{news:?}");
-    news.clear();
-    a.forget(of_a);
-    until(&mut [(&mut b, &mut news)], "the end", |news| !news[0].is_empty());
-    assert!(matches!(&news[..], [News::Closed { ticket, .. }] if *ticket == of_b), "{news:?}");
-    b.look(|_| true, &mut news);
-    assert_eq!(news.len(), 1, "an end is told once, although the socket is still here");
+    a.send(of_a, b"once-mor", &[]).expect("sent");
+    until(&mut [(&mut b, &mut events)], "the frame", |events| !events[0].is_empty());
+    assert!(
+        matches!(&events[..], [HandshakeEvent::Frame { frame, .. }] if frame == b"once-mor"),
+        "{events:?}"
+    );
+    events.clear();
+    a.close(of_a);
+    until(&mut [(&mut b, &mut events)], "the end", |events| !events[0].is_empty());
+    assert!(
+        matches!(&events[..], [HandshakeEvent::Closed { socket_id, .. }] if *socket_id == of_b),
+        "{events:?}"
+    );
+    b.poll(|_| true, &mut events);
+    assert_eq!(events.len(), 1, "an end is told once, although the socket is still here");
     assert!(b.socket(of_b).is_some());
 }
 
 #[test]
-fn a_socket_that_is_not_settled_fails_in_time() {
+fn a_socket_that_is_neither_kept_nor_released_fails_in_time() {
     let short = HandshakeConfig { timeout: Duration::from_millis(1000), ..config() };
     let (mut b, address) = listening(short);
     let mut a = Handshakes::new(config(), None).expect("handshakes");
     let (_, of_b) = greeted(&mut a, &mut b, address);
-    let mut news = Vec::new();
-    until(&mut [(&mut b, &mut news)], "the deadline", |news| !news[0].is_empty());
-    let [News::Failed { ticket, failure: Failure::Late }] = news[..] else { panic!("{news:?}") };
-    assert_eq!(ticket, of_b);
-    assert_eq!(b.take_counts(), Counts::default(), "it is no stranger");
+    let mut events = Vec::new();
+    until(&mut [(&mut b, &mut events)], "the deadline", |events| !events[0].is_empty());
+    let [HandshakeEvent::Failed { socket_id, error: HandshakeError::Late }] = events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(socket_id, of_b);
+    assert_eq!(b.take_counts(), HandshakeCounts::default(), "it is no stranger");
 }
 
 /// The oldest makes room; the rest end at their deadlines; nobody hears of them.
@@ -126,12 +137,12 @@ fn a_socket_that_is_not_settled_fails_in_time() {
 fn strangers_are_bounded_and_end_in_time() {
     let timeout = Duration::from_millis(400);
     let (mut b, address) = listening(HandshakeConfig { timeout, ..config() });
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     let silent: Vec<TcpStream> = (0..7).map(|_| TcpStream::connect(address).expect("connect")).collect();
-    let mut counts = Counts::default();
+    let mut counts = HandshakeCounts::default();
     let started = Instant::now();
     while counts.refused < 7 {
-        b.look(|_| true, &mut news);
+        b.poll(|_| true, &mut events);
         let more = b.take_counts();
         counts.refused += more.refused;
         counts.late += more.late;
@@ -142,8 +153,8 @@ fn strangers_are_bounded_and_end_in_time() {
         assert!(started.elapsed() < Duration::from_secs(20), "{counts:?}");
         std::thread::yield_now();
     }
-    assert_eq!(counts, Counts { refused: 7, late: 4, displaced: 3, ..Counts::default() });
-    assert!(news.is_empty() && b.sockets.is_empty() && b.strangers == 0);
+    assert_eq!(counts, HandshakeCounts { refused: 7, late: 4, displaced: 3, ..HandshakeCounts::default() });
+    assert!(events.is_empty() && b.sockets.is_empty() && b.strangers == 0);
     for mut silent in silent {
         assert!(silent.read(&mut [0; 1]).map_or(true, |count| count == 0), "it was closed");
     }
@@ -154,9 +165,9 @@ fn strangers_are_bounded_and_end_in_time() {
 fn a_node_that_stops_listening_is_left_alone() {
     let (mut b, address) = listening(config());
     let mut silent = TcpStream::connect(address).expect("connect");
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     while b.sockets.is_empty() {
-        b.look(|_| true, &mut news);
+        b.poll(|_| true, &mut events);
     }
     b.pause();
     b.stop_listening();
@@ -164,12 +175,12 @@ fn a_node_that_stops_listening_is_left_alone() {
     assert!(TcpStream::connect(address).is_err(), "nobody listens");
     std::thread::sleep(2 * ACCEPT_PAUSE);
     // The timer of the pause rings once.
-    b.look(|_| true, &mut news);
+    b.poll(|_| true, &mut events);
     let descriptor = b.descriptor();
     let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     assert_eq!(rustix::event::poll(&mut polled, Some(&timeout)), Ok(0));
-    assert!(news.is_empty());
+    assert!(events.is_empty());
 }
 
 #[test]
@@ -183,7 +194,7 @@ fn whoever_is_not_admitted_is_closed_at_once() {
             asked += 1;
             false
         };
-        b.look(admit, &mut Vec::new());
+        b.poll(admit, &mut Vec::new());
         assert!(started.elapsed() < Duration::from_secs(20));
     }
     assert_eq!(turned_away.read(&mut [0; 1]).expect("closed"), 0);
@@ -200,14 +211,14 @@ fn handshakes_come_in_crumbs_and_break_off_anywhere() {
         stream.set_nodelay(true).expect("an option");
         let (mut authentication, opening) =
             Authentication::connecting(Transport::Tcp.into()).expect("random bytes");
-        let (mut bytes, mut news) = (opening.to_vec(), Vec::new());
+        let (mut bytes, mut events) = (opening.to_vec(), Vec::new());
         for at in 0..broken_at {
             if at == OPENING_BYTES {
                 let mut answer = [0; OPENING_BYTES];
                 stream.set_nonblocking(true).expect("an option");
                 let mut taken = 0;
                 while taken < OPENING_BYTES {
-                    b.look(|_| true, &mut news);
+                    b.poll(|_| true, &mut events);
                     taken += stream.read(&mut answer[taken..]).unwrap_or(0);
                 }
                 stream.set_nonblocking(false).expect("an option");
@@ -216,22 +227,25 @@ fn handshakes_come_in_crumbs_and_break_off_anywhere() {
                 bytes.extend(authentication.prove(&SharedKey::default(), b"crumbles").expect("agreed"));
             }
             stream.write_all(&bytes[at..=at]).expect("written");
-            b.look(|_| true, &mut news);
+            b.poll(|_| true, &mut events);
         }
         if broken_at == whole {
-            until(&mut [(&mut b, &mut news)], "the hello", |news| !news[0].is_empty());
-            assert!(matches!(&news[..], [News::Frame { frame, .. }] if frame == b"crumbles"), "{news:?}");
+            until(&mut [(&mut b, &mut events)], "the hello", |events| !events[0].is_empty());
+            assert!(
+                matches!(&events[..], [HandshakeEvent::Frame { frame, .. }] if frame == b"crumbles"),
+                "{events:?}"
+            );
             continue;
         }
         drop(stream);
         let mut refused = 0;
         let started = Instant::now();
         while refused == 0 {
-            b.look(|_| true, &mut news);
+            b.poll(|_| true, &mut events);
             refused += b.take_counts().refused;
             assert!(started.elapsed() < Duration::from_secs(20), "broken at {broken_at}");
         }
-        assert!(news.is_empty() && b.sockets.is_empty(), "broken at {broken_at}: {news:?}");
+        assert!(events.is_empty() && b.sockets.is_empty(), "broken at {broken_at}: {events:?}");
     }
 }
 
@@ -242,19 +256,24 @@ fn another_secret_and_another_release_are_told_to_the_side_that_connected() {
     let mut a = Handshakes::new(HandshakeConfig { key: secret("a"), ..config() }, None).expect("handshakes");
     let ours = dial(&mut a, address);
     let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
-    until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "openings", |news| !news[0].is_empty());
-    a.say(ours, b"of-A-abc", &[]).expect("sent");
-    until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "the refusal", |news| news[0].len() == 2);
-    assert!(matches!(&of_a[1], News::Closed { reason, .. } if reason.contains("another secret")), "{of_a:?}");
+    until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "openings", |events| !events[0].is_empty());
+    a.send(ours, b"of-A-abc", &[]).expect("sent");
+    until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "the refusal", |events| events[0].len() == 2);
+    assert!(
+        matches!(&of_a[1], HandshakeEvent::Closed { reason, .. } if reason.contains("another secret")),
+        "{of_a:?}"
+    );
     assert!(of_b.is_empty());
-    assert_eq!(b.take_counts(), Counts { refused: 1, unproved: 1, ..Counts::default() });
+    assert_eq!(b.take_counts(), HandshakeCounts { refused: 1, unproved: 1, ..HandshakeCounts::default() });
 
     let newer = Protocol { transport: Transport::Tcp, versions: Versions { oldest: 8, newest: 9 } };
     let mut a = Handshakes::new(HandshakeConfig { protocol: newer, ..config() }, None).expect("handshakes");
     dial(&mut a, address);
     of_a.clear();
-    until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "the refusal", |news| !news[0].is_empty());
-    let [News::Failed { failure: Failure::Auth(error @ AuthError::Version { .. }), .. }] = &of_a[..] else {
+    until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "the refusal", |events| !events[0].is_empty());
+    let [HandshakeEvent::Failed { error: HandshakeError::Auth(error @ AuthError::Version { .. }), .. }] =
+        &of_a[..]
+    else {
         panic!("{of_a:?}")
     };
     assert!(error.to_string().contains("versions 8 to 9"), "{error}");
@@ -272,13 +291,16 @@ fn an_address_where_nobody_listens_is_told() {
     if rustix::net::connect(&socket, &address).is_err_and(|errno| errno == Errno::CONNREFUSED) {
         return;
     }
-    let mut news = Vec::new();
+    let mut events = Vec::new();
     match a.connect(socket) {
         Ok(_) => {}
         Err(error) => return assert!(error.to_string().contains("refused"), "{error}"),
     }
-    until(&mut [(&mut a, &mut news)], "the refusal", |news| !news[0].is_empty());
-    assert!(matches!(&news[..], [News::Closed { reason, .. }] if reason.contains("refused")), "{news:?}");
+    until(&mut [(&mut a, &mut events)], "the refusal", |events| !events[0].is_empty());
+    assert!(
+        matches!(&events[..], [HandshakeEvent::Closed { reason, .. }] if reason.contains("refused")),
+        "{events:?}"
+    );
 }
 
 /// A frame comes with its descriptors, the proof covers what identifies them, and another number of them is refused.
@@ -293,7 +315,7 @@ fn descriptors_come_with_a_frame() {
     }
     let with = HandshakeConfig {
         protocol: Transport::Shm.into(),
-        descriptors: Some(Descriptors { count: 2, identify }),
+        descriptors: Some(FrameDescriptors { count: 2, identify }),
         ..config()
     };
     let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
@@ -304,23 +326,23 @@ fn descriptors_come_with_a_frame() {
         }
         let mut a = Handshakes::new(with.clone(), None).expect("handshakes");
         let mut b = Handshakes::new(with.clone(), None).expect("handshakes");
-        let ours = a.connect(first.into()).expect("a ticket");
+        let ours = a.connect(first.into()).expect("a socket_id");
         b.accepted(second.into(), &mut Vec::new());
         let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
-        until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "openings", |news| !news[0].is_empty());
+        until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "openings", |events| !events[0].is_empty());
         let descriptors = [reader.as_fd(), writer.as_fd()];
         if sent < with.descriptors.map_or(0, |how| how.count) {
-            a.config.descriptors = Some(Descriptors { count: sent, identify });
+            a.config.descriptors = Some(FrameDescriptors { count: sent, identify });
         }
-        a.say(ours, b"with-fds", &descriptors[..sent]).expect("sent");
+        a.send(ours, b"with-fds", &descriptors[..sent]).expect("sent");
         if sent == 2 {
-            until(&mut [(&mut b, &mut of_b)], "the hello", |news| !news[0].is_empty());
-            let [News::Frame { descriptors, .. }] = &of_b[..] else { panic!("{of_b:?}") };
+            until(&mut [(&mut b, &mut of_b)], "the hello", |events| !events[0].is_empty());
+            let [HandshakeEvent::Frame { descriptors, .. }] = &of_b[..] else { panic!("{of_b:?}") };
             rustix::io::write(&writer, b"x").expect("written");
             let mut byte = [0; 1];
             assert_eq!(rustix::io::read(&descriptors[0], &mut byte), Ok(1), "it is the pipe");
         } else {
-            until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "the end", |news| news[0].len() == 2);
+            until(&mut [(&mut a, &mut of_a), (&mut b, &mut of_b)], "the end", |events| events[0].len() == 2);
             assert!(of_b.is_empty(), "{of_b:?}");
             assert_eq!(b.take_counts().refused, 1);
         }

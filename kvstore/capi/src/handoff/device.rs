@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The way between device and host slots is that of [`dataplane_transfer::Staging`], layer by layer. With `device.direct` there is
-//! none: the network cards read and write the device's slots, and the devices take the checksums. A push has given the
+//! none: network cards, or copy engines of devices of this host, read and write the device's slots, and the devices take the
+//! checksums. A push has given the
 //! engine's blocks back when its kernel is over, before anything is on the bus. Pushes and arrivals have a thread and a stream
 //! each, which carry out one after the other.
 
@@ -49,6 +50,13 @@ pub(crate) struct DeviceParts {
     pub(crate) is_direct: bool,
 }
 
+/// What direct hand-offs need besides slots in the device's memory.
+pub(super) struct DirectParts {
+    pub(super) checksummer: SlotChecksummer,
+    /// How processes of this host reach the slots.
+    pub(super) sharing: Arc<dyn DeviceSharing>,
+}
+
 /// The slots of hand-offs in a device's memory, and the threads that copy to and from them.
 #[derive(Debug)]
 pub(super) struct DeviceCopyThreads {
@@ -78,9 +86,7 @@ pub(super) struct DeviceOpened {
     pub(super) pool: Arc<SlotPool>,
     pub(super) staging: Staging<SlotCopier>,
     /// Where hand-offs are direct.
-    pub(super) checksummer: Option<SlotChecksummer>,
-    /// The same: how processes of this host reach the slots.
-    pub(super) sharing: Option<Arc<dyn DeviceSharing>>,
+    pub(super) direct: Option<DirectParts>,
 }
 
 impl DeviceCopyThreads {
@@ -123,16 +129,16 @@ impl DeviceCopyThreads {
         *lock(&threads.jobs) = Some([pushes, arrivals]);
         let limits = StagingLimits::of(staging);
         let staging = Staging::new(copier, Arc::clone(staging), limits);
-        let (mut checksummer, mut sharing) = (None, None);
+        let mut direct = None;
         if is_direct {
-            let mut sums = SlotChecksummer::new(threads.queue(&kernels)?, SUMS_MAX);
-            sums.add_device(&slab, &threads.memory)
+            let mut checksummer = SlotChecksummer::new(threads.queue(&kernels)?, SUMS_MAX);
+            checksummer
+                .add_device(&slab, &threads.memory)
                 .ok_or_else(|| failed(&"too many memories for one checksummer"))?;
-            checksummer = Some(sums);
             let ipc = IpcSharing::new(Arc::clone(&slab), Arc::clone(&threads.memory), vec![pinned]);
-            sharing = Some(Arc::new(ipc) as Arc<dyn DeviceSharing>);
+            direct = Some(DirectParts { checksummer, sharing: Arc::new(ipc) });
         }
-        Ok(DeviceOpened { threads, pool: SlotPool::new(slab), staging, checksummer, sharing })
+        Ok(DeviceOpened { threads, pool: SlotPool::new(slab), staging, direct })
     }
 
     fn start(

@@ -15,7 +15,7 @@ use dataplane_transfer::{
 };
 use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
 
-use super::device::{DeviceCopyThreads, DeviceOpened, DeviceParts};
+use super::device::{DeviceCopyThreads, DeviceOpened, DeviceParts, DirectParts};
 use super::{HandOffs, Shape, Transfers};
 use crate::config::{RdmaSettings, SLOT_GRAIN, TransferSettings, Transports};
 use crate::queue::Completions;
@@ -45,10 +45,13 @@ impl HandOffs {
         let opened = device
             .map(|parts| DeviceCopyThreads::open(parts, slot_bytes, &host, &completions))
             .transpose()?;
-        let direct = opened.as_ref().filter(|opened| opened.sharing.is_some());
-        let shown = direct.map_or(&host, |opened| &opened.pool).slab();
-        if let Some(opened) = direct {
-            config.sharing.clone_from(&opened.sharing);
+        let direct = opened.as_ref().and_then(|opened| opened.direct.as_ref());
+        let shown = match (&opened, direct) {
+            (Some(opened), Some(_)) => opened.pool.slab(),
+            _ => host.slab(),
+        };
+        if let Some(direct) = direct {
+            config.sharing = Some(Arc::clone(&direct.sharing));
             // A push to a peer with other heads is staged all the same: from the host's slots.
             config.sources.push(Arc::clone(host.slab()));
         }
@@ -59,8 +62,8 @@ impl HandOffs {
         let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
         let mut node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));
         let (pool, staging_pool, device, staging) = match opened {
-            Some(DeviceOpened { threads, pool, staging, checksummer, .. }) => {
-                if let Some(checksummer) = checksummer {
+            Some(DeviceOpened { threads, pool, staging, direct }) => {
+                if let Some(DirectParts { checksummer, .. }) = direct {
                     node = node.with_checksummer(checksummer);
                 }
                 (pool, Some(host), Some(threads), Some(staging))

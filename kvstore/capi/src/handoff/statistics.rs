@@ -46,7 +46,7 @@ pub const RAIL_NAME_BYTES: usize = 64;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RailStatistics {
-    /// `shm`, `tcp` or `rdma DEVICE`, UTF-8 with a final 0; longer names are cut.
+    /// `shm`, `cuda_ipc`, `tcp` or `rdma DEVICE`, UTF-8 with a final 0; longer names are cut.
     pub name: [u8; RAIL_NAME_BYTES],
     /// Bytes of blocks that it was given to write or read.
     pub block_bytes: u64,

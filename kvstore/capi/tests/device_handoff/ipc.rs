@@ -63,7 +63,7 @@ impl Sender {
         self.tell(&format!("push {transfer} {}", blocks.join(" ")));
     }
 
-    /// Blocks that it has sent directly, and those that it has staged.
+    /// Transfers that it has sent directly, and those that it has staged.
     fn sent(&mut self) -> (u64, u64) {
         self.tell("statistics");
         let said = self.heard();
