@@ -120,17 +120,16 @@ pub enum HandshakeError {
     Descriptors(String),
 }
 
-/// Accepted sockets that ended before they proved themselves, since the last [`Handshakes::take_counts`]: the transport hears
-/// nothing else of them.
+/// What happened to sockets since the last [`Handshakes::take_counts`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HandshakeCounts {
-    /// All of them.
+    /// Accepted ones that ended before they proved themselves: the transport hears nothing else of them.
     pub refused: u64,
-    /// Of those, the ones that took too long.
-    pub late: u64,
     /// Of those, the ones that made room for others.
     pub displaced: u64,
-    /// Of those, the ones with a wrong proof.
+    /// All whose handshake took too long.
+    pub late: u64,
+    /// All whose proof was wrong.
     pub unproved: u64,
     /// Pauses in accepting.
     pub accept_pauses: u64,
@@ -371,9 +370,9 @@ impl Handshakes {
 
     fn failed(&mut self, socket_id: SocketId, failure: HandshakeError, events: &mut Vec<HandshakeEvent>) {
         let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
+        self.counts.unproved += u64::from(failure == HandshakeError::Auth(AuthError::Secret));
+        self.counts.late += u64::from(matches!(failure, HandshakeError::Late | HandshakeError::Unreachable));
         if socket.is_stranger {
-            self.counts.unproved += u64::from(failure == HandshakeError::Auth(AuthError::Secret));
-            self.counts.late += u64::from(failure == HandshakeError::Late);
             return self.refuse(socket_id);
         }
         socket.has_failed = true;

@@ -39,7 +39,7 @@ pub struct ShmFabric {
     pub(crate) shown: Arc<Slab>,
     pub(crate) doorbell: Doorbell,
     pub(crate) handshakes: Handshakes,
-    /// What the last look at the sockets found: empty between two looks.
+    /// Events of the handshakes; empty between two polls.
     pub(crate) handshake_events: Vec<HandshakeEvent>,
     listening_at: Option<String>,
     pub(crate) table: Table,

@@ -5,7 +5,6 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dataplane_fabric::auth::AuthError;
 use dataplane_fabric::handshake::{HandshakeError, HandshakeEvent, SocketId};
 use dataplane_fabric::{Event, PeerId};
 
@@ -70,7 +69,7 @@ impl ShmFabric {
                 HandshakeEvent::Frame { socket_id, frame, descriptors } => {
                     self.greeted(socket_id, &frame, descriptors)
                 }
-                HandshakeEvent::Failed { socket_id, error: failure } => self.failed(socket_id, &failure),
+                HandshakeEvent::Failed { socket_id, error } => self.failed(socket_id, &error),
                 HandshakeEvent::Closed { socket_id, reason } => self.hang_up(socket_id, &reason),
             }
         }
@@ -137,21 +136,14 @@ impl ShmFabric {
     }
 
     /// The handshake failed, or the peer broke the protocol after it: it may be in the middle of a copy into our slab then.
-    fn failed(&mut self, socket_id: SocketId, failure: &HandshakeError) {
+    fn failed(&mut self, socket_id: SocketId, error: &HandshakeError) {
         let Some(peer) = self.peer_of(socket_id) else { return self.handshakes.close(socket_id) };
         let Some(connection) = self.table.get_mut(peer) else { return };
         if connection.state != State::Greeting {
             connection.start_closing(&self.handshakes, "it spoke after its hello");
             return;
         }
-        match failure {
-            HandshakeError::Late | HandshakeError::Unreachable => {
-                ShmCounters::count(&self.counters.handshake_timeouts)
-            }
-            HandshakeError::Auth(AuthError::Secret) => ShmCounters::count(&self.counters.unproved_handshakes),
-            HandshakeError::Auth(_) | HandshakeError::Descriptors(_) => {}
-        }
-        self.drop_connection(peer, &failure.to_string());
+        self.drop_connection(peer, &error.to_string());
     }
 
     /// The peer is gone. What it had published is delivered before the end is reported.

@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
-use dataplane_fabric::auth::{AuthError, Protocol, Transport, random_bytes};
-use dataplane_fabric::handshake::{HandshakeConfig, HandshakeError, HandshakeEvent, Handshakes, SocketId};
+use dataplane_fabric::auth::{Protocol, Transport, random_bytes};
+use dataplane_fabric::handshake::{HandshakeConfig, HandshakeEvent, Handshakes, SocketId};
 use dataplane_fabric::{ConnectError, Event, PeerId};
 use io_uring::{opcode, types};
 use rustix::io::Errno;
@@ -63,12 +63,8 @@ impl TcpFabric {
             match event {
                 HandshakeEvent::Opened { socket_id } => self.say_hello(socket_id),
                 HandshakeEvent::Frame { socket_id, frame, .. } => self.hello(socket_id, &frame),
-                HandshakeEvent::Failed { socket_id, error: failure } => {
-                    let is_late = matches!(failure, HandshakeError::Late | HandshakeError::Unreachable);
-                    self.counters.handshake_timeouts.add(u64::from(is_late));
-                    let is_unproved = failure == HandshakeError::Auth(AuthError::Secret);
-                    self.counters.unproved_handshakes.add(u64::from(is_unproved));
-                    self.handshake_failed(socket_id, &failure.to_string());
+                HandshakeEvent::Failed { socket_id, error } => {
+                    self.handshake_failed(socket_id, &error.to_string());
                 }
                 HandshakeEvent::Closed { socket_id, reason } => self.handshake_failed(socket_id, &reason),
             }

@@ -34,7 +34,7 @@ pub struct TcpFabric {
     pub(crate) dirty: [Vec<u32>; Priority::ALL.len()],
     pub(crate) events: VecDeque<Event>,
     pub(crate) handshakes: Handshakes,
-    /// What the last look at the sockets found: empty between two looks.
+    /// Events of the handshakes; empty between two polls.
     pub(crate) handshake_events: Vec<HandshakeEvent>,
     /// Sessions whose connections are not all there.
     pub(crate) joining: usize,

@@ -9,8 +9,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use dataplane_fabric::auth::AuthError;
-use dataplane_fabric::handshake::{HandshakeError, HandshakeEvent, SocketId};
+use dataplane_fabric::handshake::{HandshakeEvent, SocketId};
 use dataplane_fabric::{ConnectError, Event, PeerId};
 use rustix::event::epoll;
 use rustix::time::Timespec;
@@ -78,11 +77,9 @@ impl VerbsFabric {
             match event {
                 HandshakeEvent::Opened { socket_id } => self.opened(socket_id.0),
                 HandshakeEvent::Frame { socket_id, frame, .. } => self.take_frame(socket_id, &frame),
-                HandshakeEvent::Failed { socket_id, error: failure } => {
-                    self.metrics.unproved_handshakes +=
-                        u64::from(failure == HandshakeError::Auth(AuthError::Secret));
-                    // No answer: a proof under our key would help a stranger to guess it.
-                    self.begin_end(socket_id.0, &failure.to_string());
+                // No answer: a proof under our key would help a stranger to guess it.
+                HandshakeEvent::Failed { socket_id, error } => {
+                    self.begin_end(socket_id.0, &error.to_string())
                 }
                 HandshakeEvent::Closed { socket_id, reason } => self.begin_end(socket_id.0, &reason),
             }

@@ -43,7 +43,7 @@ const CONTROL_EVERY: u32 = 32;
 /// Events that may wait before no more completions are taken from the device.
 const PENDING_EVENTS_MAX: usize = 4096;
 
-/// Whose a queue pair is.
+/// The connection and the lane of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
     pub(crate) peer: u64,
@@ -61,7 +61,7 @@ pub struct VerbsFabric {
     pub(crate) commands: CommandThread,
     pub(crate) control: Control,
     pub(crate) handshakes: Handshakes,
-    /// What the last look at the sockets found: empty between two looks.
+    /// Events of the handshakes; empty between two polls.
     pub(crate) handshake_events: Vec<HandshakeEvent>,
     pub(crate) events: VecDeque<Event>,
     /// Peers whose lanes have something to post.
@@ -71,7 +71,7 @@ pub struct VerbsFabric {
     pub(crate) random: u64,
     /// Connections that are not established: their deadlines are looked at.
     pub(crate) unsettled: usize,
-    /// Why nothing works any more.
+    /// Why the device is out of use: nothing is accepted or posted any more.
     pub(crate) fatal: Option<String>,
     pub(crate) polls_until_control: u32,
     /// Whether the completion queue owes an event.
