@@ -43,7 +43,7 @@ const CONTROL_EVERY: u32 = 32;
 /// Events that may wait before no more completions are taken from the device.
 const PENDING_EVENTS_MAX: usize = 4096;
 
-/// The connection and the lane of a queue pair.
+/// The peer and the lane that own a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
     pub(crate) peer: u64,
@@ -71,7 +71,7 @@ pub struct VerbsFabric {
     pub(crate) random: u64,
     /// Connections that are not established: their deadlines are looked at.
     pub(crate) unsettled: usize,
-    /// Why the device is out of use: nothing is accepted or posted any more.
+    /// The error that made the device unusable; every later call returns it.
     pub(crate) fatal: Option<String>,
     pub(crate) polls_until_control: u32,
     /// Whether the completion queue owes an event.
