@@ -47,6 +47,17 @@ impl FromStr for Cores {
 }
 
 impl Cores {
+    /// Those of them that the calling thread may use now; `None` when it is none.
+    #[must_use]
+    pub fn allowed(&self) -> Option<Self> {
+        let (wanted, allowed) = (self.0.as_ref()?, rustix::thread::sched_getaffinity(None).ok()?);
+        let mut both = CpuSet::new();
+        (0..CpuSet::MAX_CPU)
+            .filter(|&core| wanted.is_set(core) && allowed.is_set(core))
+            .for_each(|core| both.set(core));
+        (both.count() > 0).then_some(Self(Some(both)))
+    }
+
     /// Keeps the calling thread, and those that it starts from now on, on those of these that the process's cpuset has.
     ///
     /// # Errors
@@ -72,6 +83,18 @@ mod tests {
         for bad in ["a", "3-1", "99999", "1,,2", "-1"] {
             assert!(matches!(bad.parse::<Cores>(), Err(CoresError::Range(_))), "{bad}");
         }
+    }
+
+    #[test]
+    fn cores_that_a_thread_may_use_are_a_part_of_those_that_it_should() {
+        let allowed = rustix::thread::sched_getaffinity(None).expect("affinity");
+        let first = (0..CpuSet::MAX_CPU).find(|&core| allowed.is_set(core)).expect("one");
+        let some: Cores = format!("{first},{}", CpuSet::MAX_CPU - 1).parse().expect("a list");
+        let Some(Cores(Some(found))) = some.allowed() else { panic!("one of them is") };
+        assert!(found.is_set(first));
+        let absent: Cores = (CpuSet::MAX_CPU - 1).to_string().parse().expect("a list");
+        assert_eq!(absent.allowed().is_some(), allowed.is_set(CpuSet::MAX_CPU - 1));
+        assert_eq!(Cores::default().allowed(), None);
     }
 
     #[test]

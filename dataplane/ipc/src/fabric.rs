@@ -242,7 +242,7 @@ impl Fabric for IpcFabric {
 }
 
 impl Drop for IpcFabric {
-    /// Waits, for [`DROP_PATIENCE`] at most, until both sides have said goodbye: until then ours write to peers' memory, and peers'
+    /// Waits, for half a second at most, until both sides have said goodbye: until then ours write to peers' memory, and peers'
     /// to ours, which its owner may free afterwards. A slab that peers may still write to is never freed.
     fn drop(&mut self) {
         // Nobody is admitted any more.

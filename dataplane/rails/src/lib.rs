@@ -15,7 +15,10 @@ mod sockets;
 pub use address::{Addresses, is_loopback};
 pub use dataplane_fabric::auth::SharedKey;
 pub use dataplane_topology::Place;
-pub use open::{CounterSample, NearestPorts, RailCounters, Rails, RailsError, nearest_ports, open};
+pub use open::{
+    CounterSample, NearestNode, NearestPorts, RailCounters, Rails, RailsError, is_here, nearest_node,
+    nearest_ports, open,
+};
 pub use secret::{SECRET_VARIABLE, SecretError, shared_key};
 pub use sockets::worker_socket;
 

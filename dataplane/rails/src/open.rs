@@ -353,6 +353,29 @@ pub fn nearest_ports(near: Option<&Place>, known: &[String]) -> Result<NearestPo
     Ok(NearestPorts { memory, ports: ports_of(&rails, known), excluded })
 }
 
+/// The NUMA node that a process's memory and threads should be on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NearestNode {
+    /// Its number.
+    pub number: u32,
+    /// Its processors, as in `transfer.cores`.
+    pub cpus: String,
+}
+
+/// Whether this machine has such a place, of memory.
+#[must_use]
+pub fn is_here(place: &Place) -> bool {
+    place.memory(&Topology::read(Path::new("/"))).is_ok()
+}
+
+/// The NUMA node nearest to a place of this machine; `None` when the machine does not tell, or has no such place.
+#[must_use]
+pub fn nearest_node(place: &Place) -> Option<NearestNode> {
+    let topology = Topology::read(Path::new("/"));
+    let node = topology.numa_node_of(place.memory(&topology).ok()?)?;
+    Some(NearestNode { number: node.number, cpus: node.cpus.clone() })
+}
+
 /// The ports of rails whose devices libibverbs knows, in the order of the rails.
 fn ports_of(rails: &[topology::Rail], known: &[String]) -> Vec<(String, Option<u8>)> {
     let ports = rails.iter().filter_map(|rail| rail.port.clone());
@@ -384,6 +407,22 @@ mod tests {
 
     use super::*;
     use crate::{PeerRole, SharedKey};
+
+    #[test]
+    fn the_node_of_a_place_is_told_where_the_machine_does() {
+        let place = |text: &str| text.parse::<Place>().expect("a place");
+        assert_eq!(nearest_node(&place("host")), None, "any");
+        assert_eq!(nearest_node(&place("host:1000")), None, "none such");
+        assert_eq!(nearest_node(&place("0000:ff:1f.7")), None, "no such device");
+        assert!(!is_here(&place("0000:ff:1f.7")) && is_here(&place("host")));
+        if Path::new("/sys/devices/system/node/node0/cpulist").exists() {
+            let node = nearest_node(&place("host:0")).expect("node 0");
+            assert!(
+                node.number == 0 && node.cpus.parse::<dataplane_fabric::cores::Cores>().is_ok(),
+                "{node:?}"
+            );
+        }
+    }
 
     #[test]
     fn ports_of_one_device_have_names_of_their_own() {

@@ -20,6 +20,8 @@ pub struct NumaNode {
     pub number: u32,
     /// The processor package of its first processor.
     pub socket: Option<u32>,
+    /// Its processors, as the kernel lists them: `0-55,112-167`.
+    pub cpus: String,
     /// How many processors it has.
     pub processors: u64,
     /// Its memory.
@@ -39,8 +41,8 @@ pub(crate) fn read_all(tree: &Tree) -> Vec<NumaNode> {
 
 fn read(tree: &Tree, number: u32) -> NumaNode {
     let path = format!("{NODES}/node{number}");
-    let (first, processors) =
-        tree.text(&format!("{path}/cpulist")).map(|list| parse_list(&list)).unwrap_or_default();
+    let cpus = tree.text(&format!("{path}/cpulist")).unwrap_or_default().trim().to_owned();
+    let (first, processors) = parse_list(&cpus);
     let package =
         |cpu: u32| tree.number(&format!("sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"));
     let distances = tree.label(&format!("{path}/distance")).unwrap_or_default();
@@ -52,6 +54,7 @@ fn read(tree: &Tree, number: u32) -> NumaNode {
     NumaNode {
         number,
         socket: first.and_then(package),
+        cpus,
         processors,
         memory_bytes: tree.text(&format!("{path}/meminfo")).and_then(|text| memory_total(&text)),
         distances: distances.split_whitespace().map_while(|word| word.parse().ok()).collect(),

@@ -50,6 +50,16 @@ fn numa_node(tree: &Tree, nodes: &[NumaNode]) -> Option<u32> {
 }
 
 impl Topology {
+    /// The NUMA node that a memory belongs to, or a GPU is nearest to; `None` when the machine does not tell.
+    #[must_use]
+    pub fn numa_node_of(&self, memory: Memory) -> Option<&NumaNode> {
+        let number = match memory {
+            Memory::Gpu(address) => self.gpu(address)?.numa_node,
+            Memory::Host { numa } => numa,
+        };
+        self.numa.iter().find(|node| Some(node.number) == number)
+    }
+
     /// The memory that this process works beside: of its only GPU, or of the first that `cuda_visible_devices` names; else
     /// host memory of its NUMA node, or of any when it may run on several.
     #[must_use]

@@ -151,7 +151,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *                                 # environment's KVASIR_TRANSFER_SECRET, if it is set
  *       lease = "30 s"            # how long blocks are kept for a receiver that does not come; "10 ms" to "10 min"
  *       busy_poll = false         # whether the thread that moves blocks never sleeps: it takes a core
- *       cores = ""                # cores on which that thread runs, like "0-3,8"; empty: those of the process
+ *       cores = ""                # cores on which that thread runs, like "0-3,8"; empty: those of the process, and with
+ *                                 # [device] or rdma.near those of them that are beside it
  *       capacity = "256 MiB"      # memory through which blocks go, beside that of [host_tier]
  *       layers = 1                # layers of a block; 1 to 4096
  *       rows = 1                  # a layer of a block is laid out [rows][heads][head_bytes]; 1 to 1048576

@@ -142,6 +142,42 @@ impl Slab {
         })
     }
 
+    /// Has pages that are touched from now on taken from this NUMA node, as far as it has some, whoever touches them first. For
+    /// start-up, before the slots are used.
+    ///
+    /// # Errors
+    /// When the system refuses: a node that it does not have, or a container that may not ask.
+    pub fn prefer_numa_node(&self, node: u32) -> Result<(), MemoryError> {
+        const NODES_MAX: u32 = 1024;
+        const BITS: u32 = u64::BITS;
+        let failed = |errno| MemoryError::System {
+            operation: "mbind",
+            name: "(mapped)".to_owned(),
+            bytes: self.mapped_bytes,
+            errno,
+        };
+        let mut mask = [0_u64; (NODES_MAX / BITS) as usize];
+        let word = mask.get_mut((node / BITS) as usize).ok_or(failed(Errno::INVAL))?;
+        *word = 1 << (node % BITS);
+        // SAFETY: the range is our own mapping, whose contents a policy does not change; the mask lives during the call and has as
+        // many bits as are said (the kernel takes one off, set_mempolicy(2)).
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.mapped_bytes,
+                libc::MPOL_PREFERRED,
+                mask.as_ptr(),
+                libc::c_ulong::from(NODES_MAX + 1),
+                0_u32,
+            )
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        Err(failed(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)))
+    }
+
     /// Writes the header, and gives each slot its first generation.
     fn initialise_header(&self, place: SlotsPlace) {
         let header = header(self.layout, place);

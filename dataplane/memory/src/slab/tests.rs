@@ -154,3 +154,23 @@ fn unusable_layouts_are_errors() {
 fn a_range_beyond_the_slot_is_a_bug() {
     let _ = slab(64, 1).address(0, 60, 5);
 }
+
+/// The kernel's own account of the mapping says so (numa(7)).
+#[test]
+fn pages_are_wanted_on_a_node() {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/numa_maps") else {
+        eprintln!("SKIPPED pages_are_wanted_on_a_node: this kernel knows of no NUMA nodes");
+        return;
+    };
+    drop(maps);
+    let layout = SlabLayout { slot_bytes: 4096, slot_count: 64 };
+    let slab = Slab::create("numa", layout, PageSize::Standard).expect("a slab");
+    slab.prefer_numa_node(0).expect("every machine has node 0");
+    slab.write(63, 0, b"touched");
+    let start = format!("{:08x} ", slab.base().addr().get());
+    let maps = std::fs::read_to_string("/proc/self/numa_maps").expect("it was there");
+    let line = maps.lines().find(|line| line.starts_with(&start)).expect("the mapping");
+    assert!(line.contains("prefer") && line.contains(":0 "), "{line}");
+    assert!(slab.prefer_numa_node(1023).is_err(), "no machine has so many");
+    assert!(slab.prefer_numa_node(1024).is_err());
+}

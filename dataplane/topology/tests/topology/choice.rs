@@ -152,6 +152,14 @@ fn a_process_works_beside_its_gpu_or_its_processors() {
         assert_eq!(limited(processors).memory_of_process(None), Memory::Host { numa }, "{processors}");
     }
     let topology = limited("0-111");
+    // The node of a GPU, with its processors.
+    for (gpu, node) in [(0, 0), (3, 0), (4, 1), (7, 1)] {
+        let near = topology.numa_node_of(Memory::Gpu(topology.gpus[gpu].address)).expect("known");
+        let node_of_host = topology.numa_node_of(Memory::Host { numa: Some(node) });
+        assert_eq!((near.number, Some(near)), (node, node_of_host), "gpu{gpu}");
+        assert!(!near.cpus.is_empty());
+    }
+    assert_eq!(topology.numa_node_of(Memory::Host { numa: None }), None);
     let gpu = |number: usize| Memory::Gpu(topology.gpus[number].address);
     for (variable, memory) in [
         (Some("3"), gpu(3)),

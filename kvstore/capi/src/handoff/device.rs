@@ -23,6 +23,7 @@ use dataplane_cuda::{
 };
 use dataplane_gpu::{CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, Pair, SlotChecksummer, Sums};
 use dataplane_memory::{DeviceSharing, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_rails::Place;
 use dataplane_transfer::{Staging, StagingLimits};
 
 use super::copy::BlockCopier;
@@ -48,6 +49,13 @@ pub(crate) struct DeviceParts {
     pub(crate) capacity: Size,
     /// Whether peers' network cards write to the device's slots.
     pub(crate) is_direct: bool,
+}
+
+impl DeviceParts {
+    /// Where the device is in this machine, if the driver tells.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.device.description().pci_address.map(|address| address.to_string())?.parse().ok()
+    }
 }
 
 /// What direct hand-offs need besides slots in the device's memory.

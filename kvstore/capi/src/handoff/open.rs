@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use dataplane_rails::{
-    PeerRole, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, parse_near, shared_key,
-    worker_socket,
+    PeerRole, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, is_here, nearest_node, parse_near,
+    shared_key, worker_socket,
 };
 use dataplane_transfer::{
-    BondConfig, HeadRange, Limits, PieceLayout, ThreadPolicy, TransferCounters, TransferNode,
+    BondConfig, Cores, HeadRange, Limits, PieceLayout, ThreadPolicy, TransferCounters, TransferNode,
     TransferService, WaitPolicy,
 };
 use dataplane_verbs::{VerbsConfig, VerbsError, parse_gid_index, parse_partition};
@@ -38,6 +38,15 @@ impl HandOffs {
         let layout = SlabLayout { slot_bytes, slot_count };
         let slab =
             Slab::create("kvasir-handoff", layout, PageSize::Standard).map_err(|error| failed(&error))?;
+        if config.near.is_none() {
+            // Cards that are not named are those nearest to this device, whichever of several this process has.
+            config.near = device.as_ref().and_then(DeviceParts::place).filter(is_here);
+        }
+        let numa = config.near.as_ref().and_then(nearest_node);
+        if let Some(numa) = &numa {
+            // A container may not be allowed to ask; pages are then where they are first touched.
+            let _not_allowed = slab.prefer_numa_node(numa.number);
+        }
         let host = SlotPool::new(Arc::new(slab));
         let memory =
             device.as_ref().map_or(Memory::Host, |parts| Memory::Cuda(parts.device.description().ordinal));
@@ -91,8 +100,10 @@ impl HandOffs {
             }
         };
         let wait = if settings.busy_poll { WaitPolicy::Busy } else { WaitPolicy::default() };
-        let cores = settings.cores.parse();
-        let policy = ThreadPolicy { wait, cores: cores.map_err(|error| configuration(&error))? };
+        let named: Cores = settings.cores.parse().map_err(|error| configuration(&error))?;
+        let near = numa.and_then(|numa| numa.cpus.parse::<Cores>().ok()?.allowed());
+        let cores = if settings.cores.trim().is_empty() { near.unwrap_or_default() } else { named };
+        let policy = ThreadPolicy { wait, cores };
         let service = match staging {
             Some(staging) => TransferService::start_staged(node, staging, policy, notify),
             None => TransferService::start(node, policy, notify),
