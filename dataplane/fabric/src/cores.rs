@@ -47,7 +47,7 @@ impl FromStr for Cores {
 }
 
 impl Cores {
-    /// Those of them that the calling thread may use now; `None` when it is none.
+    /// The part of these cores that the calling thread may use now; `None` when there is none.
     #[must_use]
     pub fn allowed(&self) -> Option<Self> {
         let (wanted, allowed) = (self.0.as_ref()?, rustix::thread::sched_getaffinity(None).ok()?);

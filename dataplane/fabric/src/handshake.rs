@@ -5,7 +5,7 @@
 //! connect ──────────── openings ─▶ Opened ─ send(hello) ─▶ peer's hello with its proof ─▶ Frame ─▶ the same
 //! ```
 //!
-//! What openings and proofs are is told in [`auth`](crate::auth). An accepted socket is a *stranger* until its first frame has
+//! Openings and proofs are described in [`auth`](crate::auth). An accepted socket is a *stranger* until its first frame has
 //! proved itself: the transport hears nothing of it and makes nothing for it, it costs a descriptor and a deadline, and there are
 //! at most [`HandshakeConfig::strangers_max`]; one more ends the oldest, so that silent sockets keep nobody out. When descriptors
 //! run out, accepting pauses: connections wait in the listener's backlog, and no thread turns around a listener that stays
@@ -47,7 +47,7 @@ pub struct HandshakeConfig {
     pub key: SharedKey,
     /// Bytes of a frame without its proof.
     pub frame_bytes: usize,
-    /// What comes with each frame besides its bytes.
+    /// Descriptors that come with each frame.
     pub descriptors: Option<FrameDescriptors>,
     /// How long a socket may take to be kept open or released.
     pub timeout: Duration,
@@ -120,12 +120,12 @@ pub enum HandshakeError {
     Descriptors(String),
 }
 
-/// What happened to sockets since the last [`Handshakes::take_counts`].
+/// Counts of events since the last [`Handshakes::take_counts`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HandshakeCounts {
     /// Accepted ones that ended before they proved themselves: the transport hears nothing else of them.
     pub refused: u64,
-    /// Of those, the ones that made room for others.
+    /// Refused sockets that made room for others.
     pub displaced: u64,
     /// All whose handshake took too long.
     pub late: u64,
@@ -187,7 +187,7 @@ impl Handshakes {
         strangers.into_iter().for_each(|socket_id| self.refuse(socket_id));
     }
 
-    /// What became of strangers since the last call.
+    /// Returns the counts since the last call.
     pub fn take_counts(&mut self) -> HandshakeCounts {
         std::mem::take(&mut self.counts)
     }
@@ -204,7 +204,7 @@ impl Handshakes {
     pub fn connect(&mut self, socket: OwnedFd) -> std::io::Result<SocketId> {
         let deadline = Instant::now() + self.config.timeout;
         let mut socket = Socket::connecting(socket, self.config.protocol, deadline)?;
-        // One to a process of this host is often connected at once.
+        // A socket to a process of this host is often connected at once.
         socket.finish_connecting().map_err(std::io::Error::other)?;
         self.insert(socket)
     }
@@ -318,7 +318,7 @@ impl Handshakes {
         }
         let deadline = Instant::now() + self.config.timeout;
         match self.insert(Socket::accepted(socket, self.config.protocol, deadline)) {
-            // Its opening is often here already: it speaks before it is accepted.
+            // The peer's opening is often here already: a peer speaks before it is accepted.
             Ok(socket_id) => self.progress(socket_id, events),
             Err(_) => self.counts.refused += 1,
         }
@@ -342,7 +342,7 @@ impl Handshakes {
         match socket.read(&self.config) {
             Incoming::Nothing => {}
             Incoming::Opened if socket.is_initiator => events.push(HandshakeEvent::Opened { socket_id }),
-            // Its hello is often here as well.
+            // The peer's hello is often here as well.
             Incoming::Opened => match socket.read(&self.config) {
                 Incoming::Nothing | Incoming::Opened => {}
                 other => self.arrived(socket_id, other, events),
@@ -357,7 +357,7 @@ impl Handshakes {
             Incoming::Frame(frame, descriptors) => {
                 let Some(socket) = self.sockets.get_mut(&socket_id) else { return };
                 self.strangers -= usize::from(std::mem::take(&mut socket.is_stranger));
-                // Whoever hears of it has time to answer: it does not fail in this look.
+                // The transport gets time to answer: the socket does not fail in this poll.
                 if let Some(deadline) = &mut socket.deadline {
                     *deadline = Instant::now() + self.config.timeout;
                 }
@@ -385,7 +385,7 @@ impl Handshakes {
         if socket.is_stranger {
             return self.refuse(socket_id);
         }
-        // It stays readable, and whoever owns it may want to keep it for a while.
+        // A closed socket stays readable, and the transport may keep it for a while.
         self.poller.remove(socket);
         socket.deadline = None;
         events.push(HandshakeEvent::Closed { socket_id, reason });

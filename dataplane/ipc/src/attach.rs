@@ -72,7 +72,7 @@ impl AttachThread {
         let run = move || {
             let worker = worker;
             for job in submitted {
-                // Nobody waits for it when the fabric is gone; it is dropped then.
+                // A result that nobody waits for, as the fabric is gone, is dropped.
                 let _gone = worker.done.send(carry_out(job, &*sharing));
                 worker.wakeup.wake();
             }

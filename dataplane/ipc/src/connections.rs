@@ -38,7 +38,7 @@ impl IpcFabric {
     pub(crate) fn handle_shm_event(&mut self, event: Event) {
         match event {
             Event::Connected { peer } => self.send_hello(peer),
-            // Its end is told to nobody.
+            // The end of a peer that found no place is told to nobody.
             Event::Accepted { peer } if self.peers.len() >= self.peers_max => self.shm.disconnect(peer),
             Event::Accepted { peer } => {
                 self.insert(peer, false);
@@ -61,7 +61,7 @@ impl IpcFabric {
         }
     }
 
-    /// This side says what it gives.
+    /// Tells the peer how this node's slab is attached.
     fn send_hello(&mut self, id: PeerId) {
         let process = self.shm.peer_pidfd(id);
         let Some(peer) = self.peers.get_mut(&id) else { return };
@@ -89,7 +89,7 @@ impl IpcFabric {
                     self.close_if_both_left(id);
                 }
             }
-            // What comes late, of a peer that does not know yet.
+            // Late messages of a peer that does not know of the end yet.
             (_, stage) if stage.is_end() => {}
             (Message::Hello(hello), Stage::Greeting) => {
                 if !peer.is_initiator {
@@ -154,7 +154,7 @@ impl IpcFabric {
         }
         self.opening -= usize::from(peer.deadline.take().is_some());
         if peer.stage == Stage::Connecting {
-            // Its end is told by shared memory.
+            // Shared memory tells of the end.
             return self.shm.disconnect(id);
         }
         reason.clone_into(&mut peer.reason);
@@ -184,7 +184,7 @@ impl IpcFabric {
             lane.end(&mut self.events);
         }
         if peer.slab.as_ref().is_some_and(|slab| slab.attached.copier.is_lost()) {
-            // Nobody knows whether copies go on: no goodbye, and the peer waits for the end of this process.
+            // Copies of a lost device may go on: no goodbye, and the peer waits for the end of this process.
             peer.stage = Stage::Closing;
             return self.shm.disconnect(id);
         }
@@ -324,7 +324,7 @@ impl IpcFabric {
         }
     }
 
-    /// One look at every peer with requests, or that leaves.
+    /// Advances every peer that has requests, or that leaves.
     pub(crate) fn advance(&mut self) {
         let mut busy = std::mem::take(&mut self.busy);
         busy.retain(|&id| {

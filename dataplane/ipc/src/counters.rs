@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a node has done so far; read by any thread.
+/// Counters of a node; read by any thread.
 #[derive(Debug, Default)]
 pub struct IpcCounters {
     pub(crate) copies: AtomicU64,

@@ -105,7 +105,7 @@ impl IpcFabric {
         })
     }
 
-    /// What this node has done so far.
+    /// The counters of this node.
     #[must_use]
     pub fn counters(&self) -> &Arc<IpcCounters> {
         &self.counters
@@ -193,7 +193,7 @@ impl Fabric for IpcFabric {
 
     fn poll(&mut self, budget: usize, events: &mut Vec<Event>) -> usize {
         let mut from_shm = std::mem::take(&mut self.from_shm);
-        // What was not handed out yet is first.
+        // Events that were not handed out yet come first.
         self.shm.poll(budget.saturating_sub(self.events.len()), &mut from_shm);
         from_shm.drain(..).for_each(|event| self.handle_shm_event(event));
         self.from_shm = from_shm;
@@ -225,7 +225,7 @@ impl Fabric for IpcFabric {
         }
     }
 
-    /// Nobody rings when a copy ends.
+    /// False while copies are under way: the end of a copy wakes no sleeper.
     fn prepare_wait(&mut self) -> bool {
         self.flush();
         self.attaching.clear();
@@ -245,7 +245,7 @@ impl Drop for IpcFabric {
     /// Waits, for half a second at most, until both sides have said goodbye: until then ours write to peers' memory, and peers'
     /// to ours, which its owner may free afterwards. A slab that peers may still write to is never freed.
     fn drop(&mut self) {
-        // Nobody is admitted any more.
+        // No peer is admitted any more.
         self.peers_max = 0;
         let ids: Vec<PeerId> = self.peers.keys().copied().collect();
         ids.iter().for_each(|&id| self.leave(id, "the node is going down"));

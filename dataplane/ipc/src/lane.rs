@@ -66,7 +66,7 @@ pub(crate) struct Lane {
     next: usize,
 }
 
-/// What the lanes of a peer share.
+/// The parts of the fabric that the lanes of a peer share.
 pub(crate) struct LaneContext<'a> {
     pub(crate) shm: &'a mut ShmFabric,
     pub(crate) events: &'a mut VecDeque<Event>,
@@ -213,7 +213,7 @@ impl Lane {
                         }
                         break;
                     }
-                    // Its completion comes from there.
+                    // The completion of a message comes from shared memory.
                     self.pop();
                     continue;
                 }

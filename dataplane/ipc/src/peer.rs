@@ -1,4 +1,4 @@
-//! One peer: how far its connection is, its slab, and its lanes.
+//! A peer: the stage of its connection, its slab, and its lanes.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What two nodes say to each other in the rings. A message's last byte is its kind: taking it off costs no copy.
+//! Messages between two nodes in the rings. The last byte of a message is its kind: taking it off costs no copy.
 
 use dataplane_fabric::Priority;
 use dataplane_memory::{EXPORT_BYTES_MAX, SlabLayout};
@@ -15,7 +15,7 @@ const HELLO_BYTES_MIN: usize = 8 + 8 + 4;
 const USER: u8 = 0;
 const HELLO: u8 = 1;
 const READY: u8 = 2;
-/// Of each lane one.
+/// Kinds of goodbyes, by lane.
 const GOODBYES: [u8; Priority::ALL.len()] = [3, 4];
 
 /// A message.
@@ -33,7 +33,7 @@ pub(crate) enum Message {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) layout: SlabLayout,
-    /// What the driver calls it; nothing when none is given.
+    /// The driver's name of the slab; empty when the node gives none.
     pub(crate) exported: Vec<u8>,
 }
 

@@ -124,7 +124,7 @@ fn conforms_to_the_contract_with_a_device_that_is_late() {
     }
 }
 
-/// What is posted behind a write is not told before its bytes are there, however late the device is; of two lanes, the other one
+/// A message posted behind a write is not told before its bytes are there, however late the device is; of two lanes, the other one
 /// does not wait.
 #[test]
 fn nothing_overtakes_the_copies_of_its_lane() {
@@ -212,7 +212,7 @@ fn a_copy_that_fails_ends_the_connection_and_completes_everything() {
     assert_eq!(a.pool.used_count(), 0);
 }
 
-/// One side gives nothing: it writes to the other, which cannot write back.
+/// A node that gives nothing writes to the other, which cannot write back.
 #[test]
 fn a_node_that_gives_nothing_writes_to_others() {
     let address = name();
@@ -305,7 +305,7 @@ fn a_node_that_goes_down_waits_for_copies_into_its_memory() {
     drop((target, pool));
 }
 
-/// Nobody knows whether the copies of a lost device go on: its peers keep their slots until its process has ended.
+/// Copies of a lost device may go on: its peers keep their slots until its process has ended.
 #[test]
 fn a_lost_device_says_no_goodbye() {
     let (mut a, mut b, to_b, to_a) = two(CopyFaults { polls_max: 1_000_000, fail_one_in: 0 });
@@ -330,7 +330,7 @@ fn a_lost_device_says_no_goodbye() {
     assert!(refused.is_err(), "it is no peer to write to any more");
 }
 
-/// Whoever speaks another transport at the same address is refused in the handshake, with the reason.
+/// A node of another transport at the same address is refused in the handshake.
 #[test]
 fn a_peer_of_shared_host_memory_is_refused() {
     let address = name();

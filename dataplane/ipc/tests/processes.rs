@@ -55,7 +55,7 @@ fn a_peer_that_forgets_itself() {
         node.poll(64, &mut seen);
         assert!(started.elapsed() < PATIENCE, "{seen:?}");
     }
-    // Its descriptors are closed, the process goes on.
+    // The descriptors are closed, the process goes on.
     panic!("exec: {}", Command::new("sleep").arg("60").exec());
 }
 
@@ -63,7 +63,7 @@ struct Peer(Child);
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may be gone already.
         let _gone = self.0.kill();
         let _status = self.0.wait();
     }
@@ -91,14 +91,14 @@ fn a_peer_without_a_goodbye_is_a_peer_until_its_process_has_ended() {
         }
         assert!(started.elapsed() < PATIENCE, "{seen:?}");
     };
-    // It has closed its descriptors when another program runs in it.
+    // The child has closed its descriptors when another program runs in it.
     let id = child.0.id();
     let comm = || std::fs::read_to_string(format!("/proc/{id}/comm")).expect("it lives");
     while comm().trim() != "sleep" {
         node.poll(64, &mut seen);
         assert!(started.elapsed() < PATIENCE, "{}", comm());
     }
-    // It is not told as gone, and the node sleeps meanwhile.
+    // The peer is not told as gone, and the node sleeps meanwhile.
     let (started, mut slept) = (Instant::now(), Duration::ZERO);
     while started.elapsed() < Duration::from_millis(800) {
         if node.prepare_wait() {

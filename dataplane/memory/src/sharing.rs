@@ -24,7 +24,7 @@ impl fmt::Debug for AttachedSlab {
 
 /// Gives one slab in a device's memory to other processes of the machine, and reaches theirs.
 ///
-/// Whoever has the exported bytes has all of the memory: there is no smaller right.
+/// A process that has the exported bytes has all of the memory: there is no smaller right.
 pub trait DeviceSharing: Send + Sync + fmt::Debug {
     /// The slab that is given.
     fn slab(&self) -> &Arc<Slab>;

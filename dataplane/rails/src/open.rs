@@ -356,9 +356,9 @@ pub fn nearest_ports(near: Option<&Place>, known: &[String]) -> Result<NearestPo
 /// The NUMA node that a process's memory and threads should be on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NearestNode {
-    /// Its number.
+    /// The number of the node.
     pub number: u32,
-    /// Its processors, as in `transfer.cores`.
+    /// The processors of the node, as in `transfer.cores`.
     pub cpus: String,
 }
 

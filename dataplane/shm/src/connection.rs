@@ -30,7 +30,7 @@ pub(crate) enum State {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) peer: PeerId,
-    /// Its socket.
+    /// The socket of the connection.
     pub(crate) socket_id: SocketId,
     /// The peer's process, 0 when it is not visible from here.
     pub(crate) pid: i32,

@@ -31,7 +31,7 @@ pub enum ShmError {
     /// The sockets of connections cannot be made or looked at.
     #[error("shared-memory fabric: {0}")]
     Socket(std::io::Error),
-    /// This side's hello could not be sent.
+    /// The hello could not be sent.
     #[error("shared-memory handshake: the hello could not be sent: {0}")]
     Hello(String),
     /// The peer belongs to another user.

@@ -16,7 +16,7 @@ use crate::ring::Inbound;
 use crate::{ShmCounters, ShmError, address};
 
 impl ShmFabric {
-    /// This side's half of a handshake, from `connect`.
+    /// Starts a handshake, from `connect`.
     pub(crate) fn start_connection(&mut self, address: &str) -> Result<PeerId, ShmError> {
         let socket = address::connect(address)?;
         let process = peer::admit(&socket, self.config.same_user_only)

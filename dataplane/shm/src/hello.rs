@@ -1,4 +1,4 @@
-//! What each side says of itself when a connection is made: eight bytes, and four descriptors, of which three are memory.
+//! The hello of each side when a connection is made: eight bytes, and four descriptors, of which three are memory.
 //!
 //! The proof of a hello is over device and inode number of slab, rings and word too (stat(2)): whoever passes a hello on cannot
 //! put other memory into it. (All eventfds have one inode: a wake-up could be diverted.)
@@ -16,7 +16,7 @@ const COUNT: usize = 4;
 const MEMORIES: usize = 3;
 pub(crate) const DESCRIPTORS: FrameDescriptors = FrameDescriptors { count: COUNT, identify };
 
-/// What a peer gives us.
+/// Descriptors that a peer gives us.
 pub(crate) struct Hello {
     pub(crate) slab: OwnedFd,
     pub(crate) rings: OwnedFd,

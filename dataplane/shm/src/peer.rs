@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use crate::ShmError;
 
-/// Of asm-generic/socket.h.
+/// The option's number in asm-generic/socket.h.
 const SO_PEERPIDFD: libc::c_int = 77;
 
 /// A process, as the kernel knows it.

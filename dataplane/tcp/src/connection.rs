@@ -1,4 +1,4 @@
-//! One TCP connection of a session: its socket, its place, and its two halves.
+//! A TCP connection of a session: its socket, its place, and its two halves.
 //!
 //! The kernel works on the memory of this struct while operations are in flight. It therefore lives in a `Box`,
 //! never moves, and is freed only when `operations_in_flight` is zero.

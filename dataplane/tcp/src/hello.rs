@@ -1,4 +1,4 @@
-//! What each side of a connection says of itself in the handshake; the layout is in `wire`.
+//! The hello of each side of a connection; the layout is in `wire`.
 
 use crate::wire::{HEADER_BYTES, SIBLINGS_MAX};
 

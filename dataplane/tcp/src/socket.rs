@@ -15,7 +15,7 @@ const BACKLOG: i32 = 1024;
 const LOCAL_SEND_BYTES: usize = 256 << 10;
 const LOCAL_RECEIVE_BYTES: usize = 512 << 10;
 
-/// One that does not block until its handshake is over.
+/// Makes a socket, which does not block until its handshake is over.
 pub(crate) fn new_socket(address: &SocketAddr) -> rustix::io::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)

@@ -11,7 +11,7 @@ pub(crate) struct Token {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OperationKind {
-    /// Of the node, not of a connection: a socket in the handshake has something.
+    /// A socket in the handshake has something: an operation of the node, not of a connection.
     Handshakes,
     Receive,
     Send,

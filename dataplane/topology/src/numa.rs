@@ -20,7 +20,7 @@ pub struct NumaNode {
     pub number: u32,
     /// The processor package of its first processor.
     pub socket: Option<u32>,
-    /// Its processors, as the kernel lists them: `0-55,112-167`.
+    /// The processors of the node, as the kernel lists them: `0-55,112-167`.
     pub cpus: String,
     /// How many processors it has.
     pub processors: u64,

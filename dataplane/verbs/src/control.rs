@@ -1,6 +1,6 @@
 //! The set-up of connections: sockets, handshakes, commands for queue pairs, and deadlines.
 //!
-//! One epoll descriptor covers the sockets ([`Handshakes`](dataplane_fabric::handshake::Handshakes)), the completion channel,
+//! An epoll descriptor covers the sockets ([`Handshakes`](dataplane_fabric::handshake::Handshakes)), the completion channel,
 //! the asynchronous events and the outcomes of commands; it is what a sleeper waits on. A peer that has proved itself and finds
 //! no place among the connections is told so.
 

@@ -1,4 +1,4 @@
-//! One epoll descriptor over the listener, the sockets and a timer.
+//! The epoll descriptor over the listener, the sockets and a timer.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,7 +25,7 @@ pub(super) struct Poller {
     armed: Option<Instant>,
 }
 
-/// What has something.
+/// A source with something to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ready {
     Listener,
@@ -33,7 +33,7 @@ pub(super) enum Ready {
     Socket(SocketId),
 }
 
-/// What one look found; at most [`READY_MAX`], the others the next time.
+/// Sources found ready; at most [`READY_MAX`], the others the next time.
 pub(super) struct Found {
     tokens: [u64; READY_MAX],
     count: usize,
@@ -77,7 +77,7 @@ impl Poller {
     }
 
     pub(super) fn remove_listener(&self, listener: BorrowedFd<'_>) {
-        // It fails when the listener is not watched, which is what is wanted.
+        // Deleting fails when the listener is not watched, which is what is wanted.
         let _absent = epoll::delete(&self.epoll, listener);
     }
 
@@ -91,7 +91,7 @@ impl Poller {
     /// The socket is not connecting any more.
     pub(super) fn watch_input(&self, socket: &mut Socket, socket_id: SocketId) {
         if std::mem::take(&mut socket.is_watched_for_output) {
-            // It is in the set, and so this cannot fail for want of memory.
+            // The socket is in the set, and so this cannot fail for want of memory.
             let _changed = epoll::modify(
                 &self.epoll,
                 &socket.descriptor,
@@ -103,7 +103,7 @@ impl Poller {
 
     /// Closing would do, unless a forked child has the socket too.
     pub(super) fn remove(&self, socket: &Socket) {
-        // It fails when the socket is not in the set, which is what is wanted.
+        // Deleting fails when the socket is not in the set, which is what is wanted.
         let _absent = epoll::delete(&self.epoll, &socket.descriptor);
     }
 
@@ -126,7 +126,7 @@ impl Poller {
     /// The timer has rung.
     pub(super) fn rung(&mut self) {
         self.armed = None;
-        // One that was set anew meanwhile reads as EAGAIN.
+        // A timer that was set anew meanwhile reads as EAGAIN.
         let _empty = rustix::io::read(&self.timer, &mut [0_u8; 8]);
     }
 }

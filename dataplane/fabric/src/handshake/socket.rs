@@ -1,4 +1,4 @@
-//! One socket: its opening, frames with proofs and descriptors, read and written without blocking.
+//! A socket in its handshake: the opening, and frames with proofs and descriptors, read and written without blocking.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,7 +35,7 @@ pub(super) struct Socket {
     descriptors: Vec<OwnedFd>,
 }
 
-/// What reading found.
+/// The result of reading.
 #[derive(Debug)]
 pub(super) enum Incoming {
     /// Nothing complete yet.

@@ -10,7 +10,7 @@ use crate::{
     SlotCopy,
 };
 
-/// What was exported, by its number.
+/// Exported memory, by number.
 static EXPORTED: Mutex<Option<HashMap<u64, Arc<DeviceDouble>>>> = Mutex::new(None);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 

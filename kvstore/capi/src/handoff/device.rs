@@ -58,7 +58,7 @@ impl DeviceParts {
     }
 }
 
-/// What direct hand-offs need besides slots in the device's memory.
+/// Parts that direct hand-offs need besides slots in the device's memory.
 pub(super) struct DirectParts {
     pub(super) checksummer: SlotChecksummer,
     /// How processes of this host reach the slots.

@@ -8,7 +8,7 @@ use super::*;
 
 /// The seed of the sender's tensors, for the process that it is.
 const SENDER: &str = "KVASIR_TEST_IPC_SENDER";
-/// What the sender says, among the lines of the test harness.
+/// Prefix of the sender's lines, among those of the test harness.
 const SAYS: &str = "sender: ";
 
 fn over_ipc(more: &str) -> String {
@@ -74,7 +74,7 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The sender may be gone already.
         let _gone = self.child.kill();
         let _status = self.child.wait();
     }
