@@ -15,7 +15,7 @@ use clap::Parser;
 use dataplane_fabric::{
     Completion, ConnectError, Event, Fabric, Full, Operation, PeerId, Source, WorkRequest,
 };
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 use double::Double;
 
 /// One end: its memory, what has happened to it, and who its peer is.
@@ -75,12 +75,9 @@ impl Fabric for Port {
         "nic"
     }
 
-    fn reaches_device_memory(&self) -> bool {
-        true
-    }
-
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.nic.ends().get(&self.address).and_then(|end| end.slab.clone())
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        let ends = self.nic.ends();
+        ends.get(&self.address).and_then(|end| end.slab.clone()).filter(|slab| slab.kind() == kind)
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

@@ -11,13 +11,14 @@ use super::places::Shape;
 use super::stream::Plan;
 
 /// Both ends must speak the same version.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Command {
-    /// The first command, and its answer: names of slots, as (slot, generation).
+    /// The first command, and its answer: names of slots, as (slot, generation), and whether they lie in a device's memory.
     Hello {
         version: u32,
+        on_device: bool,
         slot_bytes: usize,
         out: Vec<(u32, u32)>,
         in_: Vec<(u32, u32)>,

@@ -10,7 +10,7 @@ use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
 use dataplane_fabric::{
     Completion, ConnectError, Event, Fabric, Full, Operation, PeerId, Source, WorkRequest,
 };
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 
 use super::{Rails, Unavailable};
 
@@ -24,8 +24,8 @@ impl Fabric for Ticking {
     fn name(&self) -> &'static str {
         self.inner.name()
     }
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.inner.shown_slab()
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        self.inner.shown_slab(kind)
     }
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         self.inner.connect(address)
@@ -115,8 +115,8 @@ impl Fabric for Queue<'_> {
         "queue"
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.end.slab.lock().expect("lock").clone()
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        self.end.slab.lock().expect("lock").clone().filter(|slab| slab.kind() == kind)
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use dataplane_fabric::{Completion, Event, Fabric, Full, Operation, PeerId, Priority, WorkRequest};
-use dataplane_memory::{Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_memory::{Slab, SlabKind, SlabLayout, SlotPool, SlotRef};
 
 use super::command::{Command, VERSION};
 use super::memory::Memory;
@@ -121,7 +121,8 @@ impl Node {
     /// What the peer needs to know.
     pub(super) fn hello(&self) -> Command {
         let (out, in_) = (places::names(&self.out), places::names(&self.in_));
-        Command::Hello { version: VERSION, slot_bytes: self.layout.slot_bytes, out, in_ }
+        let on_device = self.slab.kind() == SlabKind::Device;
+        Command::Hello { version: VERSION, on_device, slot_bytes: self.layout.slot_bytes, out, in_ }
     }
 
     /// Takes what has happened; returns how many events that were. Commands that had to wait are sent first.

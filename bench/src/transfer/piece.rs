@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use dataplane_fabric::{Operation, SlotRange, Source, Target};
-use dataplane_memory::SlotRef;
+use dataplane_memory::{SlabKind, SlotRef};
 
 use super::args::Op;
 use super::memory;
@@ -13,6 +13,7 @@ use super::sizes::RowShape;
 /// Names of the peer's slots.
 #[derive(Debug, Default)]
 pub(super) struct Remote {
+    on_device: bool,
     pub(super) slot_bytes: usize,
     pub(super) out: Vec<(u32, u32)>,
     pub(super) in_: Vec<(u32, u32)>,
@@ -20,9 +21,14 @@ pub(super) struct Remote {
 
 impl Remote {
     /// As a peer tells it: offsets into its slots are 32 bits wide.
-    pub(super) fn checked(slot_bytes: usize, out: Vec<(u32, u32)>, in_: Vec<(u32, u32)>) -> Result<Self> {
+    pub(super) fn checked(
+        on_device: bool,
+        slot_bytes: usize,
+        out: Vec<(u32, u32)>,
+        in_: Vec<(u32, u32)>,
+    ) -> Result<Self> {
         ensure!(u32::try_from(slot_bytes).is_ok(), "slots of {slot_bytes} bytes");
-        Ok(Self { slot_bytes, out, in_ })
+        Ok(Self { on_device, slot_bytes, out, in_ })
     }
 }
 
@@ -42,7 +48,8 @@ impl Piece {
     pub(super) fn operation(&self, node: &Node) -> Result<Operation> {
         let rows = self.shape.rows.map(RowShape::rows);
         let here = |slots| here(slots, self.shape.place(node.slot_bytes(), self.local));
-        let there = |names| there(names, self.shape.place(node.remote.slot_bytes, self.remote));
+        let slab = if node.remote.on_device { SlabKind::Device } else { SlabKind::Host };
+        let there = |names| there(slab, names, self.shape.place(node.remote.slot_bytes, self.remote));
         Ok(match self.op {
             Op::Write | Op::WriteImm => {
                 let (slot, offset) = here(&node.out)?;
@@ -77,8 +84,8 @@ fn here(slots: &[SlotRef], place: Place) -> Result<(SlotRef, u32)> {
     Ok((slot.clone(), place.offset))
 }
 
-fn there(names: &[(u32, u32)], place: Place) -> Result<Target> {
+fn there(slab: SlabKind, names: &[(u32, u32)], place: Place) -> Result<Target> {
     let &(slot, generation) =
         names.get(place.slot).with_context(|| format!("no slot {} there", place.slot))?;
-    Ok(Target { slot, generation, offset: place.offset })
+    Ok(Target { slab, slot, generation, offset: place.offset })
 }

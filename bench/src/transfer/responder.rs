@@ -134,9 +134,9 @@ impl Responder {
 
     fn obey(&mut self, command: Command) -> Result<()> {
         let answer = match command {
-            Command::Hello { version, slot_bytes, out, in_ } => {
+            Command::Hello { version, on_device, slot_bytes, out, in_ } => {
                 ensure!(version == VERSION, "the peer speaks version {version}, this end {VERSION}");
-                self.node.remote = Remote::checked(slot_bytes, out, in_)?;
+                self.node.remote = Remote::checked(on_device, slot_bytes, out, in_)?;
                 self.node.hello()
             }
             Command::Reset => {
@@ -298,6 +298,7 @@ mod tests {
         let names = vec![(0, 0); 4];
         let hello = |version, slot_bytes| Command::Hello {
             version,
+            on_device: false,
             slot_bytes,
             out: names.clone(),
             in_: names.clone(),

@@ -141,8 +141,8 @@ impl Near {
         })?;
         let greeting = near.node.hello();
         match near.ask(&greeting)? {
-            Command::Hello { version: VERSION, slot_bytes, out, in_ } => {
-                near.node.remote = Remote::checked(slot_bytes, out, in_)?;
+            Command::Hello { version: VERSION, on_device, slot_bytes, out, in_ } => {
+                near.node.remote = Remote::checked(on_device, slot_bytes, out, in_)?;
                 Ok(near)
             }
             Command::Hello { version, .. } => {

@@ -154,9 +154,9 @@ pub(crate) fn limits(settings: &Settings) -> Limits {
 /// Transports to use, best first.
 pub(crate) fn transports(settings: &Settings) -> Vec<Transport> {
     let named = |transport: &Transport| transport.name() == settings.transfer.transport;
-    match Transport::ALL.into_iter().find(named) {
+    match Transport::HOST.into_iter().find(named) {
         Some(transport) => vec![transport],
-        None => Transport::ALL.to_vec(),
+        None => Transport::HOST.to_vec(),
     }
 }
 

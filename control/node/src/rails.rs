@@ -112,9 +112,8 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
         rdma_listen: settings.rdma.listen,
         rdma: verbs_config(settings)?,
         connections_per_device: settings.rdma.connections_per_device as u16,
-        sharing: None,
+        device: None,
         verbs_library: None,
-        sources: Vec::new(),
         bond: BondConfig {
             retry_max: transfer.reconnect_max.max(BondConfig::default().retry_first),
             slice_bytes: transfer.rail_slice.0 as u32,

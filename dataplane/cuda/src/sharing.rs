@@ -46,6 +46,11 @@ impl DeviceSharing for IpcSharing {
         self.memory.export_ipc().map(|handle| handle.to_bytes().to_vec())
     }
 
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        let mut known = self.sources.iter().map(|source| source.slab()).chain([&self.slab]);
+        known.any(|known| Arc::ptr_eq(known, slab))
+    }
+
     fn attach(&self, exported: &[u8], layout: SlabLayout) -> Result<AttachedSlab, DeviceError> {
         let wrong =
             |operation, reason: &dyn std::fmt::Display| DeviceError { operation, reason: reason.to_string() };

@@ -54,13 +54,6 @@ pub struct Versions {
     pub newest: u16,
 }
 
-impl Default for Versions {
-    /// The versions of this release.
-    fn default() -> Self {
-        Self { oldest: 1, newest: 1 }
-    }
-}
-
 impl fmt::Display for Versions {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.oldest == self.newest {
@@ -103,10 +96,23 @@ pub struct Protocol {
     pub versions: Versions,
 }
 
+impl Transport {
+    /// The versions of the protocol over it that this release speaks.
+    #[must_use]
+    pub fn versions(self) -> Versions {
+        let only = |version| Versions { oldest: version, newest: version };
+        match self {
+            Self::Shm | Self::Tcp | Self::CudaIpc => only(1),
+            // Since 2 a greeting tells of host slots and of a device's.
+            Self::Rdma => only(2),
+        }
+    }
+}
+
 impl From<Transport> for Protocol {
     /// This release's versions over the transport.
     fn from(transport: Transport) -> Self {
-        Self { transport, versions: Versions::default() }
+        Self { transport, versions: transport.versions() }
     }
 }
 
@@ -379,7 +385,7 @@ pub fn fuzz(bytes: &[u8]) {
     for side in [&mut acceptor, &mut initiator] {
         let opened = side.opened(opening, Dialled::LOCAL);
         let theirs = versions_of(opening);
-        let is_common = opened.is_ok() && Versions::default().common(theirs).is_some();
+        let is_common = opened.is_ok() && Transport::Tcp.versions().common(theirs).is_some();
         assert_eq!(side.version().is_some(), is_common, "{opened:?} {theirs:?}");
         if let Some((proof, hello)) = rest.split_first_chunk() {
             assert!(side.check(&SharedKey::default(), hello, proof).is_err(), "nobody has this side's nonce");

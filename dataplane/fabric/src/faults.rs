@@ -8,11 +8,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 
 use crate::{
-    ConnectError, DeviceReach, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target,
-    WorkRequest,
+    ConnectError, Event, Fabric, Full, INLINE_BYTES_MAX, Operation, PeerId, Source, Target, WorkRequest,
 };
 
 /// See the module's documentation.
@@ -106,16 +105,20 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
         self.inner.checks_generations()
     }
 
-    fn reaches_device_memory(&self) -> bool {
-        self.inner.reaches_device_memory()
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        self.inner.shown_slab(kind)
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.inner.shown_slab()
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        self.inner.carries(slab)
     }
 
-    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
-        self.inner.device_reach(slab)
+    fn shows(&self, peer: PeerId, kind: SlabKind) -> bool {
+        self.inner.shows(peer, kind)
+    }
+
+    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+        self.inner.reaches(peer, here, there)
     }
 
     fn message_bytes_max(&self) -> usize {

@@ -19,8 +19,8 @@
 //!    takes the connection down. NICs and copy engines do not know generations: a fabric for which
 //!    [`Fabric::checks_generations`] is false checks the range only, and its users keep every slot that a peer
 //!    was told of until the peer has acknowledged or its connection has ended.
-//! 5. A slab whose slots lie in a device's memory is refused where the fabric is made, and its slots are never given to
-//!    a fabric for which [`Fabric::reaches_device_memory`] is false.
+//! 5. A node shows its peers at most one slab of each [`SlabKind`], and a slot is named by its slab's kind and its number
+//!    ([`Target`]). A request that a fabric cannot carry out ([`Fabric::reaches`]) takes the connection down, as in clause 4.
 //! 6. One thread drives a fabric; `poll` takes a budget and returns at once.
 //! 7. A connection between processes is reported once both sides have proved that they hold the same secret ([`auth`], [`handshake`]). What
 //!    peers may do with the slab is [`PeerAccess`].
@@ -45,7 +45,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 
 /// What peers may do with the slots of a fabric's own slab.
 ///
@@ -76,17 +76,6 @@ impl PeerAccess {
     }
 }
 
-/// How far a fabric reaches the slots of a slab in a device's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeviceReach {
-    /// Not at all, or not without registering the slab first.
-    None,
-    /// As sources of writes and destinations of reads: the slab is registered.
-    Local,
-    /// Peers, too, write and read them: it is the fabric's own slab.
-    Peers,
-}
-
 /// One transport, driven by one thread.
 pub trait Fabric {
     /// Short name for logs and metrics: `shm`, `cuda_ipc`, `tcp`, `rdma`, `sim`.
@@ -97,20 +86,25 @@ pub trait Fabric {
         true
     }
 
-    /// Whether it moves slots that lie in a device's memory. One that does not must not be given any: such bytes are
-    /// staged through host memory.
-    fn reaches_device_memory(&self) -> bool {
-        false
+    /// The slab of this kind that its peers write into and read from; `None` when there is none. Only slots of these may
+    /// be named to peers. Asked for each slot list that is to be named, not for each block.
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>>;
+
+    /// Whether the slots of this slab may be sources of writes and destinations of reads. Asked for each push and each
+    /// expectation, and not for each block.
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        slab.kind() == SlabKind::Host
     }
 
-    /// The slab that its peers write into and read from; `None` when there is none. Only slots of this one may be named
-    /// to peers: they know slots by number alone. Asked for each slot list that is to be named, not for each block.
-    fn shown_slab(&self) -> Option<Arc<Slab>>;
+    /// Whether this peer can write into the shown slab of this kind, by the connections to it as they are now.
+    fn shows(&self, _peer: PeerId, kind: SlabKind) -> bool {
+        self.shown_slab(kind).is_some()
+    }
 
-    /// How far it reaches this slab, whose slots lie in a device's memory. Asked for each push and each expectation, by
-    /// each who decides on it, and not for each block.
-    fn device_reach(&self, _slab: &Arc<Slab>) -> DeviceReach {
-        DeviceReach::None
+    /// Whether bytes can be moved between the slots of `here` (`None`: from a request itself) and this peer's slab of the
+    /// kind `there`, by the connections to it as they are now.
+    fn reaches(&self, _peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+        there == SlabKind::Host && here.is_none_or(|slab| self.carries(slab))
     }
 
     /// The largest message that it takes, in bytes.
@@ -159,16 +153,20 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).checks_generations()
     }
 
-    fn reaches_device_memory(&self) -> bool {
-        (**self).reaches_device_memory()
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        (**self).shown_slab(kind)
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        (**self).shown_slab()
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        (**self).carries(slab)
     }
 
-    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
-        (**self).device_reach(slab)
+    fn shows(&self, peer: PeerId, kind: SlabKind) -> bool {
+        (**self).shows(peer, kind)
+    }
+
+    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+        (**self).reaches(peer, here, there)
     }
 
     fn message_bytes_max(&self) -> usize {

@@ -1,6 +1,8 @@
 //! Plain data that crosses the seam.
 
-use dataplane_memory::SlotRef;
+use std::sync::Arc;
+
+use dataplane_memory::{Slab, SlabKind, SlotRef};
 
 /// A connection of one fabric. Ids are not reused while the process lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -122,15 +124,25 @@ impl Priority {
     }
 }
 
-/// Where at the peer: a slot of the slab that it registered.
+/// Where at the peer: a slot of a slab that it shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
+    /// Which of its slabs.
+    pub slab: SlabKind,
     /// Slot index at the peer.
     pub slot: u32,
     /// The generation that the peer announced; a write to another one is refused.
     pub generation: u32,
     /// First byte within the slot.
     pub offset: u32,
+}
+
+impl Target {
+    /// The bytes from `offset` on of a slot, as its owner names it.
+    #[must_use]
+    pub fn of(slot: &SlotRef, offset: u32) -> Self {
+        Self { slab: slot.slab().kind(), slot: slot.slot(), generation: slot.generation(), offset }
+    }
 }
 
 /// What to do.
@@ -161,6 +173,28 @@ pub enum Operation {
         /// The message.
         message: Box<[u8]>,
     },
+}
+
+impl Operation {
+    /// The bytes at the peer that it names, if it names some.
+    #[must_use]
+    pub fn target(&self) -> Option<&Target> {
+        match self {
+            Self::Write { target, .. } => Some(target),
+            Self::Read { from, .. } => Some(from),
+            Self::Send { .. } => None,
+        }
+    }
+
+    /// The slab of this node that it moves bytes from or into; `None` when they are in the request itself.
+    #[must_use]
+    pub fn local_slab(&self) -> Option<&Arc<Slab>> {
+        match self {
+            Self::Write { source: Source::Slot { slot, .. }, .. } => Some(slot.slab()),
+            Self::Read { into, .. } => Some(into.slot.slab()),
+            Self::Write { source: Source::Inline { .. }, .. } | Self::Send { .. } => None,
+        }
+    }
 }
 
 /// One operation towards one peer.

@@ -13,11 +13,10 @@ use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 
 use crate::{
-    Completion, ConnectError, DeviceReach, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target,
-    WorkRequest,
+    Completion, ConnectError, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
 };
 
 /// What may go wrong, and how often.
@@ -58,13 +57,20 @@ struct Link {
 
 #[derive(Debug)]
 struct SimNode {
-    slab: Arc<Slab>,
+    /// The slabs that its peers write into, at most one of each kind.
+    slabs: Vec<Arc<Slab>>,
     /// Whether it moves slots in a device's memory.
     is_direct: bool,
     alive: bool,
     events: VecDeque<Event>,
     /// In order, as everything is that the simulation goes through: equal seeds must give equal runs.
     links: BTreeMap<PeerId, Link>,
+}
+
+impl SimNode {
+    fn slab_of(&self, kind: SlabKind) -> Option<&Arc<Slab>> {
+        self.slabs.iter().find(|slab| slab.kind() == kind)
+    }
 }
 
 #[derive(Debug)]
@@ -118,7 +124,7 @@ impl SimNetwork {
     /// The same for a fabric of another name: a node with several rails tells them apart by that.
     pub fn add_node_named(&self, slab: Arc<Slab>, name: &'static str) -> SimFabric {
         assert!(slab.device().is_none(), "this node of the simulated fabric reaches host memory only");
-        self.add(slab, name, false)
+        self.add(vec![slab], name, false)
     }
 
     /// Adds a node that moves slots in any memory: those of `slab`, which its peers write into, and its own sources may
@@ -129,13 +135,19 @@ impl SimNetwork {
 
     /// The same for a fabric of another name.
     pub fn add_direct_node_named(&self, slab: Arc<Slab>, name: &'static str) -> SimFabric {
-        self.add(slab, name, true)
+        self.add(vec![slab], name, true)
     }
 
-    fn add(&self, slab: Arc<Slab>, name: &'static str, is_direct: bool) -> SimFabric {
+    /// Adds a node that moves slots in any memory, and whose peers write into slabs of both kinds.
+    pub fn add_node_of_both(&self, slabs: [Arc<Slab>; 2], name: &'static str) -> SimFabric {
+        assert!(slabs[0].kind() != slabs[1].kind(), "peers know a slab by its kind");
+        self.add(slabs.into(), name, true)
+    }
+
+    fn add(&self, slabs: Vec<Arc<Slab>>, name: &'static str, is_direct: bool) -> SimFabric {
         let mut state = self.0.borrow_mut();
         let (events, links) = (VecDeque::new(), BTreeMap::new());
-        state.nodes.push(SimNode { slab, is_direct, alive: true, events, links });
+        state.nodes.push(SimNode { slabs, is_direct, alive: true, events, links });
         SimFabric { state: Rc::clone(&self.0), node: state.nodes.len() - 1, name }
     }
 
@@ -278,13 +290,10 @@ impl State {
         let event = match request.operation {
             Operation::Send { message } => Some(Event::Message { peer: at, message }),
             Operation::Read { into, from: target, rows } => {
-                let slab = Arc::clone(&self.nodes[to].slab);
-                let Some(bytes) = gather_checked(
-                    &slab,
-                    target,
-                    into.len,
-                    rows.map(|rows| (rows.bytes, rows.remote_stride)),
-                ) else {
+                let rows_there = rows.map(|rows| (rows.bytes, rows.remote_stride));
+                let slab = self.nodes[to].slab_of(target.slab).cloned();
+                let Some(bytes) = slab.and_then(|slab| gather_checked(&slab, target, into.len, rows_there))
+                else {
                     self.end_link((from, peer), "remote access error");
                     self.end_link(remote, "a peer named memory that it may not read");
                     return;
@@ -306,14 +315,17 @@ impl State {
                     self.end_link(remote, "the peer disconnected");
                     return;
                 };
-                let slab = Arc::clone(&self.nodes[to].slab);
+                let slab = self.nodes[to].slab_of(target.slab).cloned();
                 let span = span_of(bytes.len() as u32, rows.map(|rows| (rows.bytes, rows.remote_stride)));
-                let fits = slab.contains(target.slot, target.offset as usize, span);
-                if !fits || slab.generation(target.slot) != target.generation {
+                let is_named = |slab: &Arc<Slab>| {
+                    slab.contains(target.slot, target.offset as usize, span)
+                        && slab.generation(target.slot) == target.generation
+                };
+                let Some(slab) = slab.filter(is_named) else {
                     self.end_link((from, peer), "remote access error");
                     self.end_link(remote, "a peer named memory that it may not write");
                     return;
-                }
+                };
                 if !bytes.is_empty() && self.one_in(self.faults.corrupt_one_in) {
                     let at = self.draw() as usize % bytes.len();
                     bytes[at] ^= 0x10;
@@ -398,21 +410,20 @@ impl Fabric for SimFabric {
         self.name
     }
 
-    fn reaches_device_memory(&self) -> bool {
-        self.state.borrow().nodes[self.node].is_direct
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        self.state.borrow().nodes[self.node].slab_of(kind).cloned()
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        Some(Arc::clone(&self.state.borrow().nodes[self.node].slab))
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        slab.kind() == SlabKind::Host || self.state.borrow().nodes[self.node].is_direct
     }
 
-    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
-        let own = &self.state.borrow().nodes[self.node];
-        match own.is_direct {
-            true if Arc::ptr_eq(&own.slab, slab) => DeviceReach::Peers,
-            true => DeviceReach::Local,
-            false => DeviceReach::None,
-        }
+    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+        let state = self.state.borrow();
+        let remote = state.nodes[self.node].links.get(&peer).map(|link| link.remote.0);
+        let has_slab = |node: &SimNode| node.slab_of(there).is_some();
+        remote.and_then(|node| state.nodes.get(node)).is_some_and(has_slab)
+            && here.is_none_or(|slab| self.carries(slab))
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

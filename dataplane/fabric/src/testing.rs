@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout, SlotPool, SlotRef};
 
 use crate::wait::{Bell, WaitPolicy, Waiter};
 use crate::{
@@ -146,6 +146,7 @@ pub fn conformance(make: &mut dyn FnMut() -> Pair) {
     lanes_keep_their_own_order(Connected::new(make()));
     a_stale_generation_changes_nothing(Connected::new(make()));
     a_range_outside_of_the_slot_changes_nothing(Connected::new(make()));
+    a_slab_that_the_peer_does_not_show_is_out_of_reach(Connected::new(make()));
     disconnect_completes_and_is_noticed(Connected::new(make()));
     a_dropped_node_is_noticed(Connected::new(make()));
     an_absent_node_is_reported(make());
@@ -160,7 +161,7 @@ fn writes_land_before_their_immediate(mut pair: Connected) {
         put(&source, 0, &vec![fill; len]);
         let write = Operation::Write {
             source: Source::Slot { slot: source, offset: 0, len: len as u32 },
-            target: Target { slot: target.slot(), generation: target.generation(), offset: 0 },
+            target: Target::of(&target, 0),
             rows: None,
             immediate: Some(round as u32),
         };
@@ -238,7 +239,7 @@ fn rows_land_where_they_belong(mut pair: Connected) {
         let (from, to) = (16_u32, 48_u32);
         let write = Operation::Write {
             source: Source::Slot { slot: source, offset: from, len: bytes * count },
-            target: Target { slot: target.slot(), generation: target.generation(), offset: to },
+            target: Target::of(&target, to),
             rows: Some(Rows { bytes, local_stride, remote_stride }),
             immediate: Some(round as u32),
         };
@@ -271,7 +272,7 @@ fn reads_bring_what_is_there(mut pair: Connected) {
         let rows = (count > 1).then_some(Rows { bytes, local_stride, remote_stride });
         let offset = if count == 1 { 0 } else { 24 };
         let range = SlotRange { slot: into.clone(), offset, len: bytes * count };
-        let target = Target { slot: from.slot(), generation: from.generation(), offset: offset * 2 };
+        let target = Target::of(&from, offset * 2);
         let id = round as u64 + 1;
         pair.post(id, Operation::Read { into: range, from: target, rows });
         pair.until("the bytes", |pair| completed(&pair.seen_a, id).is_some());
@@ -320,13 +321,35 @@ fn a_range_outside_of_the_slot_changes_nothing(mut pair: Connected) {
     let mut slots: Vec<_> = std::iter::from_fn(|| pair.pair.pool_b.acquire()).collect();
     slots.sort_by_key(|slot| slot.slot());
     let last = slots.last().expect("a slot");
-    let beyond = Target { slot: last.slot() + 1, generation: 0, offset: SLOT_BYTES as u32 - 8 };
+    let beyond = Target { slot: last.slot() + 1, ..Target::of(last, SLOT_BYTES as u32 - 8) };
     let source = Source::Slot { slot: source, offset: 0, len: 4096 };
     pair.post(1, Operation::Write { source, target: beyond, rows: None, immediate: Some(1) });
     pair.until("the connection to end", |pair| {
         pair.seen_a.iter().any(|event| matches!(event, Event::PeerDown { .. }))
     });
     assert!(!pair.seen_b.iter().any(|event| matches!(event, Event::Immediate { .. })));
+    assert_eq!(completed(&pair.seen_a, 1), Some(Completion::PeerDown));
+}
+
+fn a_slab_that_the_peer_does_not_show_is_out_of_reach(mut pair: Connected) {
+    let (source, to_b) = (pair.pair.pool_a.acquire().expect("a slot"), pair.to_b);
+    let target = pair.pair.pool_b.acquire().expect("a slot");
+    let shown = target.slab().kind();
+    let a = pair.pair.a.as_ref().expect("a");
+    let reached: Vec<SlabKind> =
+        SlabKind::ALL.into_iter().filter(|&kind| a.reaches(to_b, Some(source.slab()), kind)).collect();
+    assert!(reached.contains(&shown) && a.shows(to_b, source.slab().kind()));
+    let Some(absent) = SlabKind::ALL.into_iter().find(|kind| !reached.contains(kind)) else { return };
+    put(&target, 0, &[5; 64]);
+    let source = Source::Slot { slot: source, offset: 0, len: 64 };
+    let elsewhere = Target { slab: absent, ..Target::of(&target, 0) };
+    pair.post(1, Operation::Write { source, target: elsewhere, rows: None, immediate: Some(1) });
+    pair.until("the connection to end", |pair| {
+        pair.seen_a.iter().any(|event| matches!(event, Event::PeerDown { .. }))
+    });
+    let mut bytes = [0; 64];
+    take(&target, 0, &mut bytes);
+    assert_eq!(bytes, [5; 64], "the slot of the same number in another slab was written");
     assert_eq!(completed(&pair.seen_a, 1), Some(Completion::PeerDown));
 }
 
@@ -338,7 +361,7 @@ fn a_stale_generation_changes_nothing(mut pair: Connected) {
     put(&source, 0, &[9; 64]);
     let target = pair.pair.pool_b.acquire().expect("a slot");
     put(&target, 0, &[5; 64]);
-    let stale = Target { slot: target.slot(), generation: target.generation().wrapping_sub(1), offset: 0 };
+    let stale = Target { generation: target.generation().wrapping_sub(1), ..Target::of(&target, 0) };
     let source = Source::Slot { slot: source, offset: 0, len: 64 };
     pair.post(1, Operation::Write { source, target: stale, rows: None, immediate: Some(1) });
     pair.until("the connection to end", |pair| {
@@ -353,7 +376,7 @@ fn a_stale_generation_changes_nothing(mut pair: Connected) {
 fn disconnect_completes_and_is_noticed(mut pair: Connected) {
     let slot = pair.pair.pool_a.acquire().expect("a slot");
     let target = pair.pair.pool_b.acquire().expect("a slot");
-    let target = Target { slot: target.slot(), generation: target.generation(), offset: 0 };
+    let target = Target::of(&target, 0);
     let source = Source::Slot { slot, offset: 0, len: SLOT_BYTES as u32 };
     pair.post(7, Operation::Write { source, target, rows: None, immediate: None });
     let to_b = pair.to_b;

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::auth::Transport;
 use dataplane_fabric::{
-    Completion, ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess,
-    PeerId, WorkRequest,
+    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, PeerId,
+    WorkRequest,
 };
-use dataplane_memory::{CopyDone, DeviceError, DeviceSharing, EXPORT_BYTES_MAX, Slab, SlabLayout};
+use dataplane_memory::{CopyDone, DeviceError, DeviceSharing, EXPORT_BYTES_MAX, Slab, SlabKind, SlabLayout};
 use dataplane_shm::{ShmConfig, ShmError, ShmFabric};
 
 use crate::IpcCounters;
@@ -129,20 +129,17 @@ impl Fabric for IpcFabric {
         false
     }
 
-    fn reaches_device_memory(&self) -> bool {
-        true
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        (kind == SlabKind::Device && self.access.allows_writes()).then(|| Arc::clone(self.sharing.slab()))
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.access.allows_writes().then(|| Arc::clone(self.sharing.slab()))
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        self.sharing.carries(slab)
     }
 
-    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
-        match (Arc::ptr_eq(slab, self.sharing.slab()), self.access.allows_writes()) {
-            (true, true) => DeviceReach::Peers,
-            (true, false) => DeviceReach::Local,
-            (false, _) => DeviceReach::None,
-        }
+    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+        let shows_slots = self.peers.get(&peer).is_some_and(|peer| !peer.slots().is_empty());
+        there == SlabKind::Device && shows_slots && here.is_none_or(|slab| self.carries(slab))
     }
 
     /// A byte less than the rings take: the kind of the message.

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use dataplane_fabric::{Operation, PeerId, Priority, Rows, Source};
-use dataplane_memory::{CopyDone, SlotRef};
+use dataplane_memory::{CopyDone, SlabKind, SlotRef};
 
 use crate::attach::PeerSlab;
 use crate::lane::Lane;
@@ -147,7 +147,8 @@ impl Peer {
         };
         let here = span(|rows| rows.local_stride).ok_or(OUTSIDE)?;
         let there = span(|rows| rows.remote_stride).ok_or(OUTSIDE)?;
-        let slot = self.slots().get(target.slot as usize).ok_or(OUTSIDE)?;
+        let is_shown = target.slab == SlabKind::Device;
+        let slot = self.slots().get(target.slot as usize).filter(|_| is_shown).ok_or(OUTSIDE)?;
         let is_inside = slot.slab().contains(slot.slot(), target.offset as usize, there as usize)
             && local.is_none_or(|(slot, offset)| {
                 slot.slab().contains(slot.slot(), offset as usize, here as usize)

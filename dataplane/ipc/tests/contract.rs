@@ -10,7 +10,7 @@ use dataplane_fabric::{
 };
 use dataplane_ipc::IpcFabric;
 use dataplane_memory::testing::{Abilities, CopyFaults, DeviceDouble, SharingDouble};
-use dataplane_memory::{DeviceMemory, DeviceSharing, SlotPool, SlotRef};
+use dataplane_memory::{DeviceMemory, DeviceSharing, SlabKind, SlotPool, SlotRef};
 use dataplane_shm::ShmConfig;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -68,7 +68,7 @@ impl Node {
 
     fn write(&mut self, id: u64, peer: PeerId, source: SlotRef, target: &SlotRef, immediate: Option<u32>) {
         let source = Source::Slot { slot: source, offset: 0, len: SLOT_BYTES as u32 };
-        let target = Target { slot: target.slot(), generation: target.generation(), offset: 0 };
+        let target = Target::of(target, 0);
         let operation = Operation::Write { source, target, rows: None, immediate };
         let request = WorkRequest { id, peer, priority: Priority::Urgent, operation };
         self.fabric.post(request).expect("room");
@@ -219,7 +219,8 @@ fn a_node_that_gives_nothing_writes_to_others() {
     let faults = CopyFaults::default();
     let mut a = Node::new(None, faults, PeerAccess::None);
     let mut b = Node::new(Some(&address), faults, PeerAccess::Write);
-    assert!(a.fabric.shown_slab().is_none() && b.fabric.shown_slab().is_some());
+    let shown = [&a, &b].map(|node| node.fabric.shown_slab(SlabKind::Device).is_some());
+    assert_eq!(shown, [false, true]);
     let to_b = a.fabric.connect(&address).expect("connect starts");
     until(&mut [&mut a, &mut b], "connected", |nodes| {
         nodes[0].seen.contains(&Event::Connected { peer: to_b }) && !nodes[1].seen.is_empty()
@@ -252,6 +253,9 @@ fn memory_out_of_reach_is_refused_with_the_reason() {
         }
         fn export(&self) -> Result<Vec<u8>, dataplane_memory::DeviceError> {
             Ok(b"nobody's".to_vec())
+        }
+        fn carries(&self, slab: &Arc<dataplane_memory::Slab>) -> bool {
+            self.0.carries(slab)
         }
         fn attach(
             &self,

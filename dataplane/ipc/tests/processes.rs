@@ -32,6 +32,10 @@ impl DeviceSharing for Anything {
         self.0.export()
     }
 
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        self.0.carries(slab)
+    }
+
     fn attach(&self, _exported: &[u8], layout: SlabLayout) -> Result<AttachedSlab, DeviceError> {
         let slab = Arc::new(Slab::on_device("anything", layout, memory()).expect("a slab"));
         Ok(AttachedSlab { copier: Box::new(CopierDouble::new(1, 64, CopyFaults::default())), slab })

@@ -33,4 +33,4 @@ pub use error::MemoryError;
 pub use lease::{Lease, LeaseFull, LeaseTable};
 pub use pool::{SlotGrant, SlotPool, SlotRef};
 pub use sharing::{AttachedSlab, DeviceSharing, EXPORT_BYTES_MAX};
-pub use slab::{PageSize, Slab, SlabLayout};
+pub use slab::{PageSize, Slab, SlabKind, SlabLayout};

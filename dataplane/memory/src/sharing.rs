@@ -35,6 +35,9 @@ pub trait DeviceSharing: Send + Sync + fmt::Debug {
     /// When the driver exports no such memory.
     fn export(&self) -> Result<Vec<u8>, DeviceError>;
 
+    /// Whether the slots of a slab of this process are sources of writes to an attached slab, and destinations of reads.
+    fn carries(&self, slab: &Arc<Slab>) -> bool;
+
     /// Attaches a slab of another process. The bytes come from it, and are checked by the driver. Blocks, for milliseconds.
     ///
     /// # Errors

@@ -32,6 +32,27 @@ use generations::Generations;
 use layout::HEADER_BYTES;
 pub use layout::{PageSize, SlabLayout};
 
+/// The memory that the slots of a slab lie in. A process shows its peers at most one slab of each kind, so the kind is the name by
+/// which peers know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SlabKind {
+    /// The mapping, which processors reach.
+    Host,
+    /// A device's memory.
+    Device,
+}
+
+impl SlabKind {
+    /// Every kind, in the order of [`SlabKind::index`].
+    pub const ALL: [Self; 2] = [Self::Host, Self::Device];
+
+    /// Position in a table with one entry for each kind; also its number in messages.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
 /// A mapping of fixed slots, shared with whoever holds its descriptor.
 #[derive(Debug)]
 pub struct Slab {
@@ -69,6 +90,12 @@ impl Slab {
     #[must_use]
     pub fn device(&self) -> Option<&Arc<dyn DeviceMemory>> {
         self.device.as_ref()
+    }
+
+    /// The memory that the slots lie in.
+    #[must_use]
+    pub fn kind(&self) -> SlabKind {
+        if self.device.is_some() { SlabKind::Device } else { SlabKind::Host }
     }
 
     /// The device's address of `len` bytes at `offset` of `slot`; `None` when they are not inside the slot, or the

@@ -19,8 +19,8 @@ pub struct Addresses {
 
 impl Addresses {
     /// The addresses as peers connect to them, best first. Loopback addresses are told when there are no others: on other hosts they lead
-    /// elsewhere. Processes of this host take the first that they can use; device memory that cannot be shared is reached by a
-    /// card all the same.
+    /// elsewhere. Processes of this host take the first that they can use. Where device memory is shared it names every
+    /// transport: memory that cannot be shared is reached by a card, or staged.
     #[must_use]
     pub fn notation(&self) -> Vec<String> {
         let rails = self.rdma.iter().map(|address| ("rdma", address));
@@ -32,12 +32,16 @@ impl Addresses {
             .filter(|(_, address)| !is_far || !is_loopback(address))
             .map(|(kind, address)| format!("{kind}:{address}"))
             .collect();
-        let device = self.cuda_ipc.iter().map(|path| {
-            let ways = std::iter::once(format!("cuda_ipc:{path}")).chain(network.iter().cloned());
-            ways.collect::<Vec<String>>().join(",")
-        });
-        let local = device.chain(self.shm.iter().map(|path| format!("shm:{path}")));
-        local.chain((!network.is_empty()).then(|| network.join(","))).collect()
+        let shm = self.shm.iter().map(|path| format!("shm:{path}"));
+        let local = match &self.cuda_ipc {
+            None => shm.collect(),
+            Some(path) => {
+                let ways =
+                    std::iter::once(format!("cuda_ipc:{path}")).chain(shm).chain(network.iter().cloned());
+                vec![ways.collect::<Vec<String>>().join(",")]
+            }
+        };
+        local.into_iter().chain((!network.is_empty()).then(|| network.join(","))).collect()
     }
 }
 
@@ -76,6 +80,9 @@ mod tests {
         assert_eq!(both.notation(), ["shm:/x", "tcp:10.0.0.2:7400"]);
         let shared = Addresses { cuda_ipc: Some("/x".to_owned()), ..addresses(None, &["10.0.1.2:1"]) };
         assert_eq!(shared.notation(), ["cuda_ipc:/x,rdma:10.0.1.2:1", "rdma:10.0.1.2:1"]);
+        let every = Addresses { shm: Some("/y".to_owned()), tcp: Some(far.to_owned()), ..shared };
+        let network = "rdma:10.0.1.2:1,tcp:10.0.0.2:7400";
+        assert_eq!(every.notation(), [&format!("cuda_ipc:/x,shm:/y,{network}"), network]);
         let alone = Addresses { cuda_ipc: Some("/x".to_owned()), ..addresses(None, &[]) };
         assert_eq!(alone.notation(), ["cuda_ipc:/x"]);
     }

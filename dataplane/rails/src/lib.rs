@@ -20,14 +20,14 @@ pub use open::{
     nearest_ports, open,
 };
 pub use secret::{SECRET_VARIABLE, SecretError, shared_key};
-pub use sockets::worker_socket;
+pub use sockets::{device_socket, worker_socket};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use dataplane_fabric::PeerAccess;
-use dataplane_memory::{DeviceSharing, Slab};
+use dataplane_memory::DeviceSharing;
 use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
 use dataplane_transfer::BondConfig;
@@ -48,9 +48,9 @@ pub enum Transport {
 
 impl Transport {
     /// The kinds for slots in host memory, best first.
-    pub const ALL: [Self; 3] = [Self::Shm, Self::Rdma, Self::Tcp];
-    /// The kinds for slots in a device's memory, best first.
-    pub const DIRECT: [Self; 2] = [Self::CudaIpc, Self::Rdma];
+    pub const HOST: [Self; 3] = [Self::Shm, Self::Rdma, Self::Tcp];
+    /// The kinds for slots in a device's memory and in the host's, best first.
+    pub const ALL: [Self; 4] = [Self::CudaIpc, Self::Shm, Self::Rdma, Self::Tcp];
 
     /// As in a configuration and in an address: `cuda_ipc`, `shm`, `rdma`, `tcp`.
     #[must_use]
@@ -118,12 +118,14 @@ pub struct RailsConfig {
     pub key: SharedKey,
     /// Equal for processes that can share memory, see [`Addresses::host`].
     pub host: String,
-    /// Path of the socket at which processes of this host connect: of shared memory, or of shared device memory.
+    /// Path of the socket at which processes of this host connect, for shared memory. That for shared device memory is
+    /// [`device_socket`] of it.
     pub socket: PathBuf,
     /// Shared memory; of device memory, the rings for messages.
     pub shm: ShmConfig,
-    /// Gives the slab to other processes, and reaches theirs, where it lies in a device's memory.
-    pub sharing: Option<Arc<dyn DeviceSharing>>,
+    /// Slots in a device's memory, which peers reach beside those in the host's: over [`Transport::CudaIpc`], and over RDMA devices
+    /// that reach that memory.
+    pub device: Option<Arc<dyn DeviceSharing>>,
     /// Where the TCP transport listens. Peers are told this address, so it must be one of this host.
     pub listen: SocketAddr,
     /// TCP.
@@ -142,8 +144,6 @@ pub struct RailsConfig {
     pub connections_per_device: u16,
     /// The library of software devices, for tests; `None` loads libibverbs.
     pub verbs_library: Option<Arc<Library>>,
-    /// Further slabs that each RDMA device writes from and reads into; peers cannot reach them.
-    pub sources: Vec<Arc<Slab>>,
     /// Settings of the bond over all transports.
     pub bond: BondConfig,
     /// For tests: damages one in so many writes, drawn from this seed.

@@ -9,18 +9,18 @@ use dataplane_fabric::Fabric;
 use dataplane_fabric::auth::UNPROVED_HELP;
 use dataplane_fabric::faults::CorruptingFabric;
 use dataplane_ipc::{IpcError, IpcFabric};
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 use dataplane_shm::{ShmConfig, ShmError, ShmFabric};
 use dataplane_tcp::{TcpConfig, TcpCounters, TcpError, TcpFabric};
 use dataplane_topology::{self as topology, Exclusion, Memory, Place, Topology, TopologyError, select_local};
 use dataplane_transfer::{Bond, LINKS_MAX, Rail};
 use dataplane_verbs::{Device, Library, VerbsConfig, VerbsError, VerbsFabric};
 
-use crate::sockets::remove_stale_sockets;
+use crate::sockets::{device_socket, remove_stale_sockets};
 use crate::{Addresses, RailsConfig, Transport, TransportRequest};
 
-/// Most links to a peer over RDMA: one more is for TCP.
-const RDMA_LINKS_MAX: usize = LINKS_MAX - 1;
+/// Most links to a peer over RDMA: each other transport takes one.
+const RDMA_LINKS_MAX: usize = LINKS_MAX - (Transport::ALL.len() - 1);
 
 /// A transport of any kind.
 type AnyFabric = Box<dyn Fabric + Send>;
@@ -73,6 +73,9 @@ pub enum RailsError {
     /// Shared device memory takes slots in a device's memory.
     #[error("cuda_ipc needs slots in a device's memory (device.direct)")]
     HostSlots,
+    /// There are slots in a device's memory, and no transport reaches them.
+    #[error("no transport reaches the device's memory ({0}); `kvasir doctor` says what is missing")]
+    DeviceOutOfReach(String),
     /// TCP.
     #[error(transparent)]
     Tcp(#[from] TcpError),
@@ -108,15 +111,17 @@ struct RailsBuilder<'a> {
     address: Addresses,
     names: Vec<String>,
     counters: Vec<RailCounters>,
+    /// What cannot be used, and why.
+    off: Vec<String>,
 }
 
-/// Opens what the configuration asks for. What this machine does not have is passed over with a line in the log; what is
-/// named must be there, and so must the only one that is wanted.
+/// Opens what the configuration asks for, over the host slots of `slab` and those of [`RailsConfig::device`]. What this machine
+/// does not have is passed over with a line in the log; what is named must be there, and so must the only one that is wanted.
 pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError> {
     let address = Addresses { host: config.host.clone(), ..Addresses::default() };
     let (rails, names, counters) = (Vec::new(), Vec::new(), Vec::new());
-    let mut builder = RailsBuilder { config, slab, rails, address, names, counters };
-    let (mut kinds, mut off) = (Vec::new(), Vec::new());
+    let mut builder = RailsBuilder { config, slab, rails, address, names, counters, off: Vec::new() };
+    let mut kinds = Vec::new();
     for (rank, &TransportRequest { transport, is_named }) in config.transports.iter().enumerate() {
         let opened = match transport {
             Transport::CudaIpc => builder.cuda_ipc(rank as u8),
@@ -131,12 +136,18 @@ pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError>
             }
             Err(error) => {
                 tracing::info!("the transport {} is off: {error}", transport.name());
-                off.push(format!("{}: {error}", transport.name()));
+                builder.off.push(format!("{}: {error}", transport.name()));
             }
         }
     }
     if builder.rails.is_empty() {
-        return Err(RailsError::NoTransport(off.join("; ")));
+        return Err(RailsError::NoTransport(builder.off.join("; ")));
+    }
+    let shows_device = |rail: &Rail<AnyFabric>| rail.fabric.shown_slab(SlabKind::Device).is_some();
+    if config.device.is_some() && config.role.listens() && !builder.rails.iter().any(shows_device) {
+        let reasons = builder.off.join("; ");
+        let none = || "those that are configured move host memory only".to_owned();
+        return Err(RailsError::DeviceOutOfReach(if reasons.is_empty() { none() } else { reasons }));
     }
     let RailsBuilder { rails, address, names, mut counters, .. } = builder;
     let bond = Bond::new(rails, config.bond, Box::new(Instant::now));
@@ -164,15 +175,15 @@ impl RailsBuilder<'_> {
         self.counters.push(RailCounters { name, read: Box::new(read) });
     }
 
-    /// The socket at which processes of this host connect, if they may. Those of processes that are gone are removed.
-    fn local_socket(&self) -> Option<String> {
-        let path = self.config.socket.display().to_string();
-        if let Some(folder) = self.config.socket.parent() {
+    /// The socket at this path, at which processes of this host connect, if they may. Those of processes that are gone are removed.
+    fn local_socket(&self, path: &Path) -> Option<String> {
+        if let Some(folder) = path.parent() {
             remove_stale_sockets(folder, SystemTime::now());
         }
         if !self.config.role.listens() {
             return None;
         }
+        let path = path.display().to_string();
         // The socket of a process that ran here before: nobody listens there.
         if dataplane_shm::remove_stale(&path) {
             tracing::debug!(file = path, "removed the socket of a process that is gone");
@@ -186,9 +197,8 @@ impl RailsBuilder<'_> {
     }
 
     fn cuda_ipc(&mut self, rank: u8) -> Result<(), RailsError> {
-        let sharing = self.config.sharing.as_ref().ok_or(RailsError::HostSlots)?;
-        assert!(Arc::ptr_eq(sharing.slab(), self.slab), "peers are told slots of one slab");
-        let listen = self.local_socket();
+        let sharing = self.config.device.as_ref().ok_or(RailsError::HostSlots)?;
+        let listen = self.local_socket(&device_socket(&self.config.socket));
         let fabric = IpcFabric::new(Arc::clone(sharing), listen.as_deref(), self.shm_config())?;
         let counters = Arc::clone(fabric.counters());
         self.count("cuda_ipc".to_owned(), move || counters.snapshot().to_vec());
@@ -198,7 +208,7 @@ impl RailsBuilder<'_> {
     }
 
     fn shm(&mut self, rank: u8) -> Result<(), RailsError> {
-        let listen = self.local_socket();
+        let listen = self.local_socket(&self.config.socket);
         let fabric = ShmFabric::new(Arc::clone(self.slab), listen.as_deref(), self.shm_config())?;
         let counters = Arc::clone(fabric.counters());
         self.count("shm".to_owned(), move || counters.snapshot().to_vec());
@@ -238,7 +248,10 @@ impl RailsBuilder<'_> {
         for (name, port) in &devices {
             for connection in 0..connections {
                 match self.rail(&library, name, *port, opened.len() as u16) {
-                    Ok((fabric, address)) => {
+                    Ok((fabric, address, problem)) => {
+                        problems.extend(
+                            problem.filter(|_| connection == 0).map(|error| format!("{name}: {error}")),
+                        );
                         opened.push((rail_name(name, *port, connection, &devices), fabric, address));
                     }
                     Err(error) => {
@@ -256,7 +269,10 @@ impl RailsBuilder<'_> {
                 problems.join("; ")
             }));
         }
-        problems.iter().for_each(|problem| tracing::warn!("an RDMA device is not used: {problem}"));
+        for problem in problems {
+            tracing::warn!("an RDMA device is not used, or not for a device's memory: {problem}");
+            self.off.push(format!("rdma: {problem}"));
+        }
         for (name, fabric, address) in opened {
             let counters = Arc::clone(fabric.counters());
             self.count(format!("rdma {name}"), move || counters.snapshot().to_vec());
@@ -266,11 +282,17 @@ impl RailsBuilder<'_> {
         Ok(())
     }
 
-    fn with_sources(&self, mut fabric: VerbsFabric) -> Result<VerbsFabric, RailsError> {
-        for slab in &self.config.sources {
-            fabric.register(slab)?;
-        }
-        Ok(fabric)
+    /// A fabric over the host's slots and, where the card reaches them, those of the device; else with the reason.
+    fn over_slots(
+        &self,
+        device: Arc<Device>,
+        listen: Option<SocketAddr>,
+        config: VerbsConfig,
+    ) -> Result<(VerbsFabric, Option<VerbsError>), RailsError> {
+        let mut fabric = VerbsFabric::new(device, self.slab, listen, config)?;
+        let slab = self.config.device.as_ref().map(|device| device.slab());
+        let shown = slab.map_or(Ok(()), |slab| fabric.show(slab));
+        Ok((fabric, shown.err()))
     }
 
     /// The devices, and their ports, to use where none are named.
@@ -286,19 +308,21 @@ impl RailsBuilder<'_> {
         Ok(ports)
     }
 
-    /// Opens the rail of a device; returns it and the address that peers connect to; a client has none, and shows its peers no memory either.
+    /// Opens the rail of a device; returns it, the address that peers connect to (a client has none, and shows its peers no memory
+    /// either), and why it does not reach the slots in a device's memory, if it does not.
     fn rail(
         &self,
         library: &Arc<Library>,
         name: &str,
         port: Option<u8>,
         number: u16,
-    ) -> Result<(VerbsFabric, Option<String>), RailsError> {
+    ) -> Result<(VerbsFabric, Option<String>, Option<VerbsError>), RailsError> {
         let device = Device::open(library, Some(name))?;
         let (access, key) = (self.config.role.access(), self.config.key.clone());
         let config = VerbsConfig { port, access, key, ..self.config.rdma.clone() };
         if !self.config.role.listens() {
-            return Ok((self.with_sources(VerbsFabric::new(device, self.slab, None, config)?)?, None));
+            let (fabric, problem) = self.over_slots(device, None, config)?;
+            return Ok((fabric, None, problem));
         }
         let (_, gid) = device.choose_port(&config)?;
         let mut listen = self.config.rdma_listen;
@@ -306,7 +330,7 @@ impl RailsBuilder<'_> {
             let port = listen.port().checked_add(number);
             listen.set_port(port.ok_or(RailsError::Address("rdma.listen: no port for this rail"))?);
         }
-        let fabric = self.with_sources(VerbsFabric::new(device, self.slab, Some(listen), config)?)?;
+        let (fabric, problem) = self.over_slots(device, Some(listen), config)?;
         let mut bound =
             fabric.listening_on().ok_or(RailsError::Address("rdma.listen: the device has no address"))?;
         if bound.ip().is_unspecified() {
@@ -314,7 +338,7 @@ impl RailsBuilder<'_> {
             let none = RailsError::Address("rdma.listen names no address, and the rail has none");
             bound = SocketAddr::new(gid.address().ok_or(none)?, bound.port());
         }
-        Ok((fabric, Some(bound.to_string())))
+        Ok((fabric, Some(bound.to_string()), problem))
     }
 }
 
@@ -401,9 +425,10 @@ fn tcp_counted(counters: &TcpCounters) -> Vec<CounterSample> {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use dataplane_memory::{PageSize, SlabLayout};
+    use dataplane_memory::testing::{Abilities, CopyFaults, DeviceDouble, SharingDouble};
+    use dataplane_memory::{DeviceMemory, DeviceSharing, PageSize, SlabLayout};
     use dataplane_transfer::BondConfig;
-    use dataplane_verbs::testing::SoftwareDevice;
+    use dataplane_verbs::testing::{Reach, SoftwareDevice};
 
     use super::*;
     use crate::{PeerRole, SharedKey};
@@ -464,7 +489,7 @@ mod tests {
             host: "h".to_owned(),
             socket: std::env::temp_dir().join(format!("kvasir-rails-{}.sock", std::process::id())),
             shm: ShmConfig::default(),
-            sharing: None,
+            device: None,
             listen: loopback,
             tcp: TcpConfig::default(),
             devices: Vec::new(),
@@ -473,7 +498,6 @@ mod tests {
             rdma: VerbsConfig::default(),
             connections_per_device: 1,
             verbs_library: None,
-            sources: Vec::new(),
             bond: BondConfig::default(),
             corrupt: None,
         }
@@ -482,6 +506,50 @@ mod tests {
     fn slab() -> Arc<Slab> {
         let layout = SlabLayout { slot_bytes: 4096, slot_count: 4 };
         Arc::new(Slab::create("rails", layout, PageSize::Standard).expect("slab"))
+    }
+
+    /// Beside the host's slots peers reach those of a device over transports that do; that none does is an error with the reasons.
+    #[test]
+    fn slots_of_a_device_are_shown_by_the_transports_that_reach_them() {
+        let (near, far) = (SoftwareDevice::new(), SoftwareDevice::new());
+        let layout = SlabLayout { slot_bytes: 4096, slot_count: 4 };
+        let memory = DeviceDouble::new(layout.slots_bytes(), Abilities { dma_buf: true, peer_memory: false });
+        let reach = Reach { dma_buf: true, peer_memory: false };
+        near.put_beside(Arc::clone(&memory) as Arc<dyn DeviceMemory>, reach);
+        let sharing: Arc<dyn DeviceSharing> =
+            Arc::new(SharingDouble::new(layout, &memory, CopyFaults::default()));
+        let (host, next) = (slab(), std::cell::Cell::new(0));
+        let opened = |transports: &[Transport], devices: &[&SoftwareDevice]| {
+            let wanted = |&transport| TransportRequest { transport, is_named: false };
+            next.set(next.get() + 1);
+            let name = format!("kvasir-rails-{}-{}.sock", std::process::id(), next.get());
+            let config = RailsConfig {
+                transports: transports.iter().map(wanted).collect(),
+                devices: devices.iter().map(|device| device.name().to_owned()).collect(),
+                verbs_library: Some(SoftwareDevice::library()),
+                device: Some(Arc::clone(&sharing)),
+                socket: std::env::temp_dir().join(name),
+                ..config(PeerRole::Worker)
+            };
+            open(&config, &host)
+        };
+        let rails = opened(&Transport::ALL, &[&near]).expect("opens");
+        assert_eq!(rails.kinds, Transport::ALL);
+        let shown = SlabKind::ALL.map(|kind| rails.bond.shown_slab(kind).expect("shown"));
+        assert!(Arc::ptr_eq(&shown[0], &host) && Arc::ptr_eq(&shown[1], sharing.slab()));
+        let notation = rails.address.notation();
+        let (shm, device) = (rails.address.shm.expect("a socket"), rails.address.cuda_ipc.expect("a socket"));
+        assert_eq!(device, shm.replace(".sock", "-device.sock"));
+        assert!(notation[0].starts_with(&format!("cuda_ipc:{device},shm:{shm},rdma:")), "{notation:?}");
+        assert!(opened(&[Transport::Rdma, Transport::Tcp], &[&near]).is_ok());
+        let refused = |devices: &[&SoftwareDevice]| {
+            opened(&[Transport::Rdma, Transport::Tcp], devices).err().expect("out of reach").to_string()
+        };
+        let reason = refused(&[&far]);
+        let text = "no transport reaches the device's memory (rdma: ";
+        assert!(reason.starts_with(text) && reason.contains("bytes of device memory"), "{reason}");
+        let reason = opened(&[Transport::Tcp], &[]).err().expect("out of reach").to_string();
+        assert!(reason.contains("those that are configured move host memory only"), "{reason}");
     }
 
     /// As the tier of other nodes' memory opens them: it reads and writes its nodes' memory, and they never its.
@@ -493,9 +561,10 @@ mod tests {
             let is_client = role == PeerRole::Client;
             let config = config(role);
             let (address, names, counters) = (Addresses::default(), Vec::new(), Vec::new());
+            let (rails, off) = (Vec::new(), Vec::new());
             let mut builder =
-                RailsBuilder { config: &config, slab: &slab, rails: Vec::new(), address, names, counters };
-            let (fabric, told) = builder.rail(&library, device.name(), None, 0).expect("a rail");
+                RailsBuilder { config: &config, slab: &slab, rails, address, names, counters, off };
+            let (fabric, told, _) = builder.rail(&library, device.name(), None, 0).expect("a rail");
             assert_eq!((fabric.listening_on().is_none(), told.is_none()), (is_client, is_client));
             assert_eq!(device.usage().shown_regions, usize::from(!is_client));
             if is_client {
@@ -503,7 +572,7 @@ mod tests {
             }
             builder.add(fabric, 1, "RDMA".to_owned());
             let bond = Bond::new(builder.rails, BondConfig::default(), Box::new(Instant::now));
-            assert_eq!(bond.shown_slab().is_none(), is_client);
+            assert_eq!(bond.shown_slab(SlabKind::Host).is_none(), is_client);
         }
     }
 

@@ -12,6 +12,14 @@ pub fn worker_socket(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("kvasir-{name}.sock"))
 }
 
+/// The socket for shared device memory of the process whose socket for shared memory is this.
+#[must_use]
+pub fn device_socket(socket: &Path) -> PathBuf {
+    let mut name = socket.file_stem().unwrap_or_default().to_owned();
+    name.push("-device.sock");
+    socket.with_file_name(name)
+}
+
 /// Removes the socket files of processes that were killed. Files younger than 10 seconds stay: their process may be
 /// between `bind` and `listen`.
 pub(crate) fn remove_stale_sockets(folder: &Path, now: SystemTime) {

@@ -51,9 +51,8 @@ impl Node {
             rdma_listen: loopback,
             rdma: VerbsConfig::default(),
             connections_per_device: 1,
-            sharing: None,
+            device: None,
             verbs_library: None,
-            sources: Vec::new(),
             bond: BondConfig::default(),
             corrupt: None,
         };

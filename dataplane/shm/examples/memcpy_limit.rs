@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use dataplane_fabric::{
     Event, Fabric, Full, Operation, PeerId, Priority, Rows, SlotRange, Source, Target, WorkRequest,
 };
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
 
 const BATCH: usize = 64;
@@ -78,7 +78,7 @@ impl Rig {
             b.poll(16, &mut events);
         }
         events.clear();
-        let name = |slot: &SlotRef| Target { slot: slot.slot(), generation: slot.generation(), offset: 0 };
+        let name = |slot: &SlotRef| Target::of(slot, 0);
         let names = targets.iter().map(name).collect();
         Self { a, b, to_b, sources, targets, names, events }
     }
@@ -275,7 +275,7 @@ fn two_processes() {
             .as_chunks::<2>()
             .0
             .iter()
-            .map(|&[slot, generation]| Target { slot, generation, offset: 0 })
+            .map(|&[slot, generation]| Target { slab: SlabKind::Host, slot, generation, offset: 0 })
             .collect();
         // Up to four batches are on their way; the last is waited for at the end of a round.
         let (mut sent, mut answered) = (0_u64, 0_u64);

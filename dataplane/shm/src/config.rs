@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use dataplane_fabric::auth::{SharedKey, Versions};
+use dataplane_fabric::auth::{SharedKey, Transport, Versions};
 use dataplane_fabric::{MESSAGE_BYTES_MAX, PeerAccess};
 
 use crate::ShmError;
@@ -50,7 +50,7 @@ impl Default for ShmConfig {
             populate_bytes_max: 0,
             access: PeerAccess::default(),
             key: SharedKey::default(),
-            versions: Versions::default(),
+            versions: Transport::Shm.versions(),
         }
     }
 }

@@ -15,7 +15,7 @@ use dataplane_fabric::{
     Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, PeerId,
     Priority, WorkRequest,
 };
-use dataplane_memory::{PageSize, Slab, SlabLayout};
+use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout};
 
 use crate::connection::{Access, State};
 use crate::doorbell::Doorbell;
@@ -192,8 +192,8 @@ impl Fabric for ShmFabric {
         "shm"
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.config.access.allows_writes().then(|| Arc::clone(&self.shown))
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        (kind == SlabKind::Host && self.config.access.allows_writes()).then(|| Arc::clone(&self.shown))
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
@@ -222,6 +222,10 @@ impl Fabric for ShmFabric {
             Operation::Read { into, .. } => into.len as usize,
             Operation::Send { .. } => 0,
         };
+        if request.operation.target().is_some_and(|target| target.slab != SlabKind::Host) {
+            self.refuse(&request, Access::Outside);
+            return Ok(());
+        }
         if bytes > 0 && self.copied_bytes >= COPIED_BYTES_MAX {
             return Err(Full(request));
         }

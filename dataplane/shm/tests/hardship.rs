@@ -15,7 +15,7 @@ use dataplane_fabric::{
     Completion, Event, Fabric, INLINE_BYTES_MAX, Operation, PeerAccess, PeerId, Priority, SlotRange, Source,
     Target, WorkRequest,
 };
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout, SlotPool, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -79,7 +79,7 @@ fn write(
 ) -> bool {
     let [from, to] = slots;
     let source = Source::Slot { slot: (*from).clone(), offset: 0, len };
-    let target = Target { slot: to.slot(), generation: to.generation(), offset: 0 };
+    let target = Target::of(to, 0);
     let operation = Operation::Write { source, target, rows: None, immediate };
     fabric.post(WorkRequest { id: 0, peer, priority: Priority::Urgent, operation }).is_ok()
 }
@@ -249,10 +249,10 @@ fn a_node_that_shows_nothing_keeps_its_slab_to_itself() {
     let (mut b, pool_b) = node(Some(&address), ShmConfig::default());
     let (mut a, pool_a) = node(None, ShmConfig { access: PeerAccess::None, ..ShmConfig::default() });
     let (to_b, to_a) = connected(&mut a, &mut b, &address);
-    assert!(a.shown_slab().is_none() && b.shown_slab().is_some());
+    assert!(a.shown_slab(SlabKind::Host).is_none() && b.shown_slab(SlabKind::Host).is_some());
     let slot = pool_a.acquire().expect("a slot");
     slot.slab().write(slot.slot(), 0, &[7; 64]);
-    let target = Target { slot: slot.slot(), generation: slot.generation(), offset: 0 };
+    let target = Target::of(&slot, 0);
     let from = pool_b.acquire().expect("a slot");
     let source = Source::Slot { slot: from, offset: 0, len: 128 };
     let operation = Operation::Write { source, target, rows: None, immediate: None };
@@ -412,7 +412,7 @@ fn a_slot_reused_during_a_read_is_noticed() {
         let slot = pool_b.acquire().expect("a slot");
         slot.slab().write(slot.slot(), 0, &[7]);
         into.slab().write(into.slot(), 0, &[0xEE]);
-        let from = Target { slot: slot.slot(), generation: slot.generation(), offset: 0 };
+        let from = Target::of(&slot, 0);
         let range = SlotRange { slot: into.clone(), offset: 0, len: BYTES as u32 };
         let operation = Operation::Read { into: range, from, rows: None };
         let request = WorkRequest { id: 1, peer: to_b, priority: Priority::Urgent, operation };
@@ -462,7 +462,7 @@ fn an_inline_write_that_claims_too_much_is_refused() {
     let (mut a, _pool_a) = node(None, ShmConfig::default());
     let (to_b, _) = connected(&mut a, &mut b, &address);
     let slot = pool_b.acquire().expect("a slot");
-    let target = Target { slot: slot.slot(), generation: slot.generation(), offset: 0 };
+    let target = Target::of(&slot, 0);
     let source = Source::Inline { bytes: [1; INLINE_BYTES_MAX], len: INLINE_BYTES_MAX as u8 + 1 };
     let operation = Operation::Write { source, target, rows: None, immediate: Some(1) };
     a.post(WorkRequest { id: 9, peer: to_b, priority: Priority::Urgent, operation }).expect("taken");

@@ -28,7 +28,7 @@ fn writes_and_reads_allocate_nothing() {
     }
     let here = pool_a.acquire().expect("a slot");
     let there = pool_b.acquire().expect("a slot");
-    let target = Target { slot: there.slot(), generation: there.generation(), offset: 0 };
+    let target = Target::of(&there, 0);
     let rows = Rows { bytes: 64, local_stride: 128, remote_stride: 192 };
     let mut run = |rounds: u64, planted: bool| {
         let (mut completed, mut immediates) = (0, 0);

@@ -14,7 +14,7 @@ use dataplane_fabric::{
     Completion, Event, Fabric, Full, Operation, PeerId, Priority, Rows, SlotRange, Source, Target,
     WorkRequest,
 };
-use dataplane_memory::SlotRef;
+use dataplane_memory::{SlabKind, SlotRef};
 use dataplane_shm::{ShmConfig, ShmFabric};
 
 const SEED: u64 = 0x5EED_0007;
@@ -149,7 +149,7 @@ fn writer_process() {
             here.slab().write(here.slot(), start, &row);
         }
         let [slot, generation] = targets[at];
-        let target = Target { slot, generation, offset: piece.offset };
+        let target = Target { slab: SlabKind::Host, slot, generation, offset: piece.offset };
         let source = Source::Slot { slot: here.clone(), offset: local, len: piece.len };
         // Without the immediate first, so that what is read back is what was written and nobody acknowledges it yet.
         let write = Operation::Write { source: source.clone(), target, rows: piece.rows, immediate: None };

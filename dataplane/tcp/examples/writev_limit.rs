@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::{Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest};
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout, SlotPool};
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt;
@@ -259,7 +259,7 @@ fn fabric_stream(config: &TcpConfig, bytes: usize, slots: u32, batches: usize, l
             for (at, slot) in held.iter().enumerate() {
                 let is_last = at + 1 == held.len();
                 let source = Source::Slot { slot: slot.clone(), offset: 0, len: bytes as u32 };
-                let target = Target { slot: slot.slot(), generation: 0, offset: 0 };
+                let target = Target { slab: SlabKind::Host, slot: slot.slot(), generation: 0, offset: 0 };
                 let immediate = is_last.then_some(posted as u32);
                 let operation = Operation::Write { source, target, rows: None, immediate };
                 let mut request = WorkRequest { id: u64::from(is_last), peer, priority, operation };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dataplane_fabric::PeerAccess;
-use dataplane_fabric::auth::{SharedKey, Versions};
+use dataplane_fabric::auth::{SharedKey, Transport, Versions};
 
 use crate::wire::SIBLINGS_MAX;
 
@@ -53,7 +53,7 @@ impl Default for TcpConfig {
             receive_buffer_bytes: 0,
             zero_copy_from: Some(64 << 10),
             key: SharedKey::default(),
-            versions: Versions::default(),
+            versions: Transport::Tcp.versions(),
             access: PeerAccess::default(),
         }
     }

@@ -80,12 +80,18 @@ fn places(slot: u32, granules: std::ops::Range<u64>) -> impl Iterator<Item = usi
 #[cfg(test)]
 mod tests {
     use dataplane_fabric::Target;
+    use dataplane_memory::SlabKind;
 
     use super::*;
     use crate::wire::RowShape;
 
     fn write(slot: u32, offset: u32, len: u32, rows: Option<RowShape>) -> Header {
-        Header::Write { len, target: Target { slot, generation: 0, offset }, rows, immediate: None }
+        Header::Write {
+            len,
+            target: Target { slab: SlabKind::Host, slot, generation: 0, offset },
+            rows,
+            immediate: None,
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use dataplane_fabric::handshake::{HandshakeEvent, Handshakes};
 use dataplane_fabric::{ConnectError, Event, Fabric, Full, PeerId, Priority, WorkRequest};
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 
 use crate::connecting::handshakes;
 use crate::connection::Connection;
@@ -104,8 +104,8 @@ impl Fabric for TcpFabric {
         "tcp"
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.config.access.allows_writes().then(|| Arc::clone(&self.slab))
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        (kind == SlabKind::Host && self.config.access.allows_writes()).then(|| Arc::clone(&self.slab))
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

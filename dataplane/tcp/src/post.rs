@@ -8,8 +8,10 @@
 
 use std::mem;
 
-use dataplane_fabric::{Full, MESSAGE_BYTES_MAX, Operation, Rows, Source, Target, WorkRequest};
-use dataplane_memory::SlotRef;
+use dataplane_fabric::{
+    Completion, Event, Full, MESSAGE_BYTES_MAX, Operation, Rows, Source, Target, WorkRequest,
+};
+use dataplane_memory::{SlabKind, SlotRef};
 
 use crate::connection::Connection;
 use crate::extent::Extent;
@@ -35,10 +37,19 @@ struct Outbound<'a> {
 
 impl TcpFabric {
     pub(crate) fn take_request(&mut self, request: WorkRequest) -> Result<(), Full> {
-        let session = self.sessions.find(request.peer.0).and_then(|index| self.sessions.get_mut(index));
-        let Some(session) = session.filter(|session| session.stage == Stage::Open) else {
+        let index = self.sessions.find(request.peer.0);
+        let session = index.and_then(|index| Some((index, self.sessions.get_mut(index)?)));
+        let Some((index, session)) = session.filter(|(_, session)| session.stage == Stage::Open) else {
             return Err(Full(request));
         };
+        if request.operation.target().is_some_and(|target| target.slab != SlabKind::Host) {
+            if request.id != 0 {
+                let (id, completion) = (request.id, Completion::PeerDown);
+                self.events.push_back(Event::Completed { id, completion });
+            }
+            self.close_session(index, "refused at the sender: memory of a device at the peer");
+            return Ok(());
+        }
         let lane = request.priority.index();
         let mut outbound = Outbound {
             lane: &mut session.lanes[lane],

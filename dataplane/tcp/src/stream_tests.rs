@@ -1,7 +1,7 @@
 //! Streams of frames in random pieces, good and damaged, against an oracle that sees the whole stream at once.
 
 use dataplane_fabric::{Completion, Event, PeerId, Target};
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout, SlotPool};
 
 use crate::fuzzing::{READ_BYTES, READ_ROW_BYTES, SERVED_MAX, Stream};
 use crate::wire::{HEADER_BYTES, Header, RowShape};
@@ -28,7 +28,7 @@ impl Random {
         let count = 1 + self.below(u64::from((SLOT_BYTES as u32 - bytes) / stride)) as u32;
         let rows = (self.below(2) == 0).then_some(RowShape { bytes, stride });
         let len = rows.map_or_else(|| self.below(SLOT_BYTES as u64 + 1) as u32, |rows| rows.bytes * count);
-        (Target { slot, generation: 0, offset: 0 }, len, rows)
+        (Target { slab: SlabKind::Host, slot, generation: 0, offset: 0 }, len, rows)
     }
 
     fn header(&mut self) -> Header {

@@ -20,6 +20,7 @@
 //! seven counts in bytes 4–31. All numbers are little-endian.
 
 use dataplane_fabric::{MESSAGE_BYTES_MAX, Target};
+use dataplane_memory::SlabKind;
 
 pub(crate) const HEADER_BYTES: usize = 32;
 /// Frames gathered into one batch, and so into one `sendmsg` unless their bytes exceed a send's limit.
@@ -137,7 +138,7 @@ impl Header {
         }
         let is_flagged = bytes[2] & FLAG != 0;
         let (len, number) = (word(4), word(20));
-        let target = Target { slot: word(8), generation: word(12), offset: word(16) };
+        let target = Target { slab: SlabKind::Host, slot: word(8), generation: word(12), offset: word(16) };
         let rows = (word(24) > 0).then(|| RowShape { bytes: word(24), stride: word(28) });
         let header = match bytes[0] {
             KIND_MESSAGE if len as usize > MESSAGE_BYTES_MAX => {
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn headers_come_back_as_they_went() {
-        let target = Target { slot: 3, generation: u32::MAX, offset: 77 };
+        let target = Target { slab: SlabKind::Host, slot: 3, generation: u32::MAX, offset: 77 };
         let rows = Some(RowShape { bytes: 8, stride: 24 });
         for (header, followers) in [
             (Header::Message { len: MESSAGE_BYTES_MAX as u32 }, 0),

@@ -3,6 +3,7 @@
 mod nodes;
 
 use dataplane_fabric::{Completion, Fabric, Full, Operation, Priority, Rows, SlotRange, Target, WorkRequest};
+use dataplane_memory::SlabKind;
 use dataplane_tcp::TcpConfig;
 use nodes::{Nodes, completed, content, fill, is_down, target};
 
@@ -32,7 +33,7 @@ fn stale_names_and_ranges_outside_end_the_connection() {
     ] {
         let mut nodes = Nodes::new(&TcpConfig::default(), SLOT_BYTES, 2);
         let there = nodes.pool_b.acquire().expect("slot");
-        let from = Target { slot: there.slot(), generation, offset };
+        let from = Target { slab: SlabKind::Host, slot: there.slot(), generation, offset };
         let operation = read(&nodes, from, len, rows);
         nodes.post(Priority::Urgent, 5, operation);
         goes_down(&mut nodes, 5);

@@ -1,8 +1,8 @@
 //! Several rails to one peer as one connection.
 //!
 //! A peer's address is a list (`rdma:10.0.0.7:7471,rdma:10.0.1.7:7472,tcp:10.0.0.7:7400`), best first. All of its
-//! links are made at once; the best transport of those that are up carries the bytes, cut into slices which go to
-//! the rail where they will be done first, by the measured pace of each. The others stand by. When a rail fails,
+//! links are made at once; the best transport of those that are up and reach the memory on both sides carries the bytes, cut into
+//! slices which go to the rail where they will be done first, by the measured pace of each. The others stand by. When a rail fails,
 //! at submit or at completion, its slices are posted again on another, and the user goes on. The rail
 //! is tried again in the background, with growing, jittered waits.
 //!
@@ -12,6 +12,10 @@
 //! *Numbering*: messages and immediates are numbered by lane, follow the writes before them by markers on each link
 //! ([`lane`]), are kept until acknowledged and sent again over another link if need be; the receiver takes each number
 //! once, in turn, when the markers have come.
+//!
+//! Rails may reach different memory: copy engines a device's, sockets the host's, network cards both. Which of it a peer can be
+//! named is known once the links that reach it are up ([`Fabric::shows`]). Slices whose memory no link reaches any more keep
+//! their lane waiting for a moment, and then end the peer.
 //!
 //! A peer with one link needs none of this: its requests pass through unchanged, behind one hello.
 //!
@@ -35,9 +39,9 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::auth::unguessable;
 use dataplane_fabric::{
-    ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest,
+    ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerId, WorkRequest,
 };
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 
 pub use counters::BondCounters;
 use counters::{Paces, RailCounts};
@@ -53,6 +57,10 @@ const SLICE_BIT: u64 = 1 << 62;
 const GREET_WITHIN: Duration = Duration::from_secs(5);
 /// How long a peer may take to confirm that a link is fenced.
 const FENCE_WITHIN: Duration = Duration::from_secs(5);
+/// A peer that we connect to is told of once its links reach every kind of memory that this node shows, or so long after the first.
+const SETTLE_WITHIN: Duration = Duration::from_millis(100);
+/// How long slices may wait for a link that reaches their memory, while others are up.
+const REACH_WITHIN: Duration = Duration::from_secs(1);
 /// A peer that has not confirmed the end of a link is told of it again after this.
 const SAY_AGAIN_AFTER: Duration = Duration::from_millis(250);
 /// Strangers that may wait to be greeted.
@@ -161,13 +169,14 @@ impl<F: Fabric> Bond<F> {
     ///
     /// # Panics
     ///
-    /// When two rails let peers write into different slabs: a slot that is named to a peer may be written over either. Rails
-    /// that let them write into none are a client's.
+    /// When two rails let peers write into different slabs of one kind: a slot that is named to a peer may be written over either.
     pub fn new(rails: Vec<Rail<F>>, config: BondConfig, clock: Box<dyn Fn() -> Instant + Send>) -> Self {
         assert!(rails.len() < 256, "the rail index is one byte");
-        let mut shown = rails.iter().filter_map(|rail| Some(Arc::as_ptr(&rail.fabric.shown_slab()?)));
-        let first = shown.next();
-        assert!(shown.all(|slab| Some(slab) == first), "all rails show their peers one slab");
+        for kind in SlabKind::ALL {
+            let mut shown = rails.iter().filter_map(|rail| Some(Arc::as_ptr(&rail.fabric.shown_slab(kind)?)));
+            let first = shown.next();
+            assert!(shown.all(|slab| Some(slab) == first), "rails show their peers one slab of a kind");
+        }
         let counters = Arc::new(BondCounters::new(rails.len()));
         let paces = Paces::new(rails.iter().map(|rail| rail.rank).collect());
         Self {
@@ -256,20 +265,24 @@ impl<F: Fabric> Fabric for Bond<F> {
         self.rails.iter().all(|rail| rail.fabric.checks_generations())
     }
 
-    fn reaches_device_memory(&self) -> bool {
-        self.rails.iter().all(|rail| rail.fabric.reaches_device_memory())
+    /// That of the rails that show one, see [`Bond::new`]. Which of them lead to a peer says [`Fabric::shows`].
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        self.rails.iter().find_map(|rail| rail.fabric.shown_slab(kind))
     }
 
-    /// That of every rail, see [`Bond::new`]; `None` when one of them shows none, since a peer may come over any.
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        let mut shown = self.rails.iter().map(|rail| rail.fabric.shown_slab());
-        shown.next()?.filter(|_| shown.all(|slab| slab.is_some()))
+    /// Slices go over rails that do, as long as one leads to their peer ([`Fabric::reaches`]).
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        self.rails.iter().any(|rail| rail.fabric.carries(slab))
     }
 
-    /// As far as every rail does: any of them may be given a slice.
-    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
-        let rails = self.rails.iter().map(|rail| rail.fabric.device_reach(slab));
-        rails.min().unwrap_or(DeviceReach::None)
+    fn shows(&self, id: PeerId, kind: SlabKind) -> bool {
+        let Some(peer) = self.peers.get(&id) else { return false };
+        peer.up_links().any(|(_, rail, inner)| self.rails[rail].fabric.shows(inner, kind))
+    }
+
+    fn reaches(&self, id: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+        let Some(peer) = self.peers.get(&id) else { return false };
+        peer.up_links().any(|(_, rail, inner)| self.rails[rail].fabric.reaches(inner, here, there))
     }
 
     fn message_bytes_max(&self) -> usize {

@@ -11,11 +11,11 @@
 //! The sums of a push begin at once, before the receiver is known, so they cost a hand-off time only when it is there
 //! first. A part is written when the device has all of its sums, and announced after its writes; parts keep their order.
 //!
-//! A hand-off is direct when the fabric reaches the slots
-//! ([`Fabric::device_reach`](dataplane_fabric::Fabric::device_reach)), the [`Checksummer`] does, and the terms of the
-//! connection allow it: equal heads, since the device sums bytes in one piece. What cannot be sent so is staged where
-//! there is a [`crate::Staging`]. What cannot be received so is refused: a fabric shows its peers one slab, either device
-//! slots or staging slots.
+//! A hand-off is direct at one of its sides when connections to the peer reach the slots there
+//! ([`Fabric::reaches`](dataplane_fabric::Fabric::reaches), [`Fabric::shows`](dataplane_fabric::Fabric::shows)), the
+//! [`Checksummer`] does, and the terms of the connection allow it: equal heads, since the device sums bytes in one piece. Each
+//! side decides for itself, transfer by transfer, when the peer is known. What cannot be direct is staged where there is a
+//! [`crate::Staging`], and else refused.
 //!
 //! Invariants: a sum holds its slot until the device is done with it ([`Checksummer`]), also when its transfer has ended;
 //! the end of such a sum is dropped, by a number that no two transfers share. Bytes are summed only after

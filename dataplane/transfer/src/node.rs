@@ -86,6 +86,8 @@ pub struct TransferNode<F> {
     landed: Vec<Wanted>,
     /// What cannot be sent directly, for staging to take.
     returned: Vec<Returned>,
+    /// What cannot be received directly, for staging to give other slots to.
+    returned_expectations: Vec<TransferId>,
     /// Outbound transfers that were reserved in this round, for staging to see.
     reserved_now: Vec<TransferId>,
     /// The time that the present call was given.
@@ -129,6 +131,7 @@ impl<F: Fabric> TransferNode<F> {
             unasked: VecDeque::new(),
             landed: Vec::new(),
             returned: Vec::new(),
+            returned_expectations: Vec::new(),
             reserved_now: Vec::new(),
             now: Instant::now(),
             peers_scratch: Vec::new(),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use dataplane_fabric::{Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest};
-use dataplane_memory::SlotRef;
+use dataplane_memory::{SlabKind, SlotRef};
 
 use crate::budget::Budget;
 use crate::checksum::{RunningChecksum, SlotRows};
@@ -33,6 +33,8 @@ pub(crate) struct Reservation {
     pub(crate) first_block: u32,
     /// Blocks of the whole reservation, at most [`crate::config::BLOCKS_MAX`].
     pub(crate) blocks: usize,
+    /// The receiver's slab that the slots are of.
+    pub(crate) slab: SlabKind,
     pub(crate) slots: Vec<SlotName>,
     /// What was agreed with the receiver.
     pub(crate) terms: Terms,
@@ -42,7 +44,8 @@ impl Reservation {
     /// Whether `part`, which begins at block `offset` of its reservation, is the next message of this one.
     fn is_continued_by(&self, offset: usize, part: &Self) -> bool {
         offset == self.slots.len()
-            && (part.peer, part.tag, part.content) == (self.peer, self.tag, self.content)
+            && (part.peer, part.tag, part.content, part.slab)
+                == (self.peer, self.tag, self.content, self.slab)
             && (part.first_block, part.blocks) == (self.first_block, self.blocks)
     }
 }
@@ -336,9 +339,10 @@ impl Outbound {
         is_held && self.reservation().is_none_or(is_wanted)
     }
 
-    /// Whether there are parts whose sums the device takes.
-    pub(crate) fn has_direct(&self) -> bool {
-        self.ready.iter().any(|ready| matches!(ready.sums, Sums::Device { .. }))
+    /// Slots of a part whose sums the device takes, if there is one.
+    pub(crate) fn direct_slots(&self) -> Option<&[SlotRef]> {
+        let direct = self.ready.iter().find(|ready| matches!(ready.sums, Sums::Device { .. }));
+        direct.map(|ready| &ready.slots[..])
     }
 
     /// Takes back what was pushed, and whether that was all; nothing of it was written.
@@ -553,9 +557,10 @@ impl OutboundPart {
         let block = self.first_block as usize + self.written_blocks;
         let name = reservation.slots[block - reservation.first_block as usize];
         let sequence = self.sequence.filter(|_| self.written_blocks + 1 == self.slots.len());
+        let (slab, SlotName { slot, generation }) = (reservation.slab, name);
         Operation::Write {
             source: Source::Slot { slot: self.slots[self.written_blocks].clone(), offset, len },
-            target: Target { slot: name.slot, generation: name.generation, offset: there },
+            target: Target { slab, slot, generation, offset: there },
             rows: cut.rows(),
             immediate: sequence.map(|sequence| u32::from(reservation.tag) << 16 | u32::from(sequence)),
         }

@@ -89,6 +89,7 @@ pub(crate) fn bytes_of(operation: &Operation) -> u32 {
 mod tests {
     use dataplane_fabric::Target;
     use dataplane_fabric::testing::pool;
+    use dataplane_memory::SlabKind;
 
     use super::*;
 
@@ -110,7 +111,7 @@ mod tests {
             [(1000, None, 3), (250, None, 0), (1000, Some(rows), 4), (200, Some(rows), 0)]
         {
             let source = Source::Slot { slot: slot.clone(), offset: 7, len };
-            let target = Target { slot: 3, generation: 1, offset: 9 };
+            let target = Target { slab: SlabKind::Host, slot: 3, generation: 1, offset: 9 };
             let mut rest = Operation::Write { source, target, rows, immediate: Some(5) };
             let mut split = 0;
             loop {

@@ -22,9 +22,9 @@
 //! copy and a few table steps.
 //!
 //! A hand-off is staged only when it cannot be direct: without a
-//! [`Checksummer`](dataplane_memory::Checksummer), over a fabric that does not reach the device, or with a peer that has
-//! other heads. The last is known of a push when its receiver asks for it; the node gives back what it was to send, and
-//! it is staged then.
+//! [`Checksummer`](dataplane_memory::Checksummer), over connections that do not reach the device, or with a peer that has
+//! other heads. The last two are known once the peer has greeted, or, of a push, once its receiver asks for it; the node gives
+//! back what it was to send, or the slots that it was to receive into, and the hand-off is staged then.
 
 mod copies;
 mod incoming;
@@ -229,8 +229,20 @@ impl<C: Copier> Staging<C> {
         }
     }
 
-    /// Stages what the node cannot send directly after all.
+    /// Stages what the node cannot send or receive directly after all.
     fn take_returned<F: Fabric>(&mut self, node: &mut TransferNode<F>, now: Instant) {
+        for (transfer, slots) in node.take_returned_expectations() {
+            let is_shown = node.shows_pool(&self.pool);
+            let staged = is_shown.then(|| self.stage_in(transfer, slots, node.layout())).flatten();
+            match staged {
+                Some(incoming) => {
+                    TransferCounters::add(&node.counters().received_staged, 1);
+                    node.receive_into(transfer, incoming.staged());
+                    self.incoming.insert(transfer, incoming);
+                }
+                None => node.refuse_expectation(transfer),
+            }
+        }
         let returned: Vec<Returned> = node.take_returned().collect();
         for Returned { transfer, content, pushed, is_ended } in returned {
             self.stage_out(node, transfer, content, pushed, now);

@@ -152,7 +152,7 @@ mod tests {
         };
         for (expected, found) in [
             (
-                "speaks versions 3 to 5 of the messages, and this node version 6",
+                "speaks versions 3 to 5 of the messages, and this node version 7",
                 reason(|theirs| theirs.versions = Versions { oldest: 3, newest: 5 }),
             ),
             ("blocks differ", reason(|theirs| theirs.layout.fingerprint += 1)),
@@ -168,7 +168,7 @@ mod tests {
     fn nodes_of_two_releases_agree_while_their_versions_overlap() {
         let ours = greeting(Checksum::Xxh3);
         for (oldest, newest, is_common) in
-            [(6, 6, true), (5, 9, true), (6, 7, true), (7, 8, false), (3, 5, false)]
+            [(7, 7, true), (6, 9, true), (7, 8, true), (8, 9, false), (3, 6, false)]
         {
             let theirs = Greeting { versions: Versions { oldest, newest }, ..ours };
             assert_eq!(Terms::between(&ours, &theirs).is_ok(), is_common, "{oldest} to {newest}");

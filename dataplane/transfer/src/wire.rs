@@ -2,6 +2,7 @@
 //! kind or left-over bytes make the whole message invalid; the connection is then closed.
 
 use dataplane_fabric::auth::Versions;
+use dataplane_memory::SlabKind;
 
 use crate::config::{BLOCKS_MAX, MESSAGE_BLOCKS_MAX};
 use crate::shard::{HeadRange, PieceLayout};
@@ -9,7 +10,7 @@ use crate::terms::{Breach, Greeting};
 
 /// The versions of the messages that this node speaks. The newest is raised when a message changes its meaning; the oldest, when
 /// nodes of releases that speak no other need not be met any more.
-pub(crate) const VERSIONS: Versions = Versions { oldest: 6, newest: 6 };
+pub(crate) const VERSIONS: Versions = Versions { oldest: 7, newest: 7 };
 
 /// A slot as its owner names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub(crate) enum Message {
     /// First message of each side.
     Hello(Greeting),
     /// Receiver to sender: `blocks` blocks from `first_block` on are wanted, and block `first_block + offset + i` goes into
-    /// `slots[i]`. A reservation of more slots than fit takes several messages, in the order of their offsets; it counts
+    /// `slots[i]` of the receiver's slab of the kind `slab`. A reservation of more slots than fit takes several messages, in the order of their offsets; it counts
     /// once all have come. Immediates carry `tag`. `content` names the whole of what is wanted; a sender that has something
     /// else sends nothing.
     Reserve {
@@ -33,6 +34,7 @@ pub(crate) enum Message {
         first_block: u32,
         blocks: u32,
         offset: u32,
+        slab: SlabKind,
         slots: Vec<SlotName>,
     },
     /// Sender to receiver: what the writes up to immediate `sequence` bring, with a checksum per block.
@@ -70,7 +72,7 @@ impl Message {
                 out.extend(layout.fingerprint.to_le_bytes());
                 out.extend([*checksums, *wanted]);
             }
-            Self::Reserve { transfer, tag, content, first_block, blocks, offset, slots } => {
+            Self::Reserve { transfer, tag, content, first_block, blocks, offset, slab, slots } => {
                 let slots = &slots[..slots.len().min(MESSAGE_BLOCKS_MAX)];
                 out.push(RESERVE);
                 out.extend(transfer.to_le_bytes());
@@ -79,6 +81,7 @@ impl Message {
                 out.extend(first_block.to_le_bytes());
                 out.extend(blocks.to_le_bytes());
                 out.extend(offset.to_le_bytes());
+                out.push(slab.index() as u8);
                 out.extend((slots.len() as u32).to_le_bytes());
                 for name in slots {
                     out.extend(name.slot.to_le_bytes());
@@ -130,6 +133,7 @@ impl Message {
             RESERVE => {
                 let (transfer, tag, content) = (rest.u64()?, rest.u16()?, rest.take()?);
                 let (first_block, blocks, offset) = (rest.u32()?, rest.u32()?, rest.u32()?);
+                let slab = *SlabKind::ALL.get(usize::from(rest.u8()?))?;
                 let count = rest.count()?;
                 let is_within = u64::from(offset) + count as u64 <= u64::from(blocks);
                 if blocks as usize > BLOCKS_MAX || !is_within || (count == 0) != (blocks == 0) {
@@ -139,7 +143,7 @@ impl Message {
                 for _ in 0..count {
                     slots.push(SlotName { slot: rest.u32()?, generation: rest.u32()? });
                 }
-                Self::Reserve { transfer, tag, content, first_block, blocks, offset, slots }
+                Self::Reserve { transfer, tag, content, first_block, blocks, offset, slab, slots }
             }
             ANNOUNCE => {
                 let (transfer, sequence) = (rest.u64()?, rest.u16()?);
@@ -228,6 +232,7 @@ mod tests {
                 first_block: 3,
                 blocks: 9,
                 offset: 2,
+                slab: SlabKind::Device,
                 slots: vec![SlotName { slot: 4, generation: 5 }; 7],
             },
             Message::Announce {
@@ -267,6 +272,7 @@ mod tests {
                 first_block,
                 blocks: blocks as u32,
                 offset: 0,
+                slab: SlabKind::Host,
                 slots: names.clone(),
             };
             let mut seen = Vec::new();
@@ -306,6 +312,7 @@ mod tests {
                 first_block: 3,
                 blocks: blocks as u32,
                 offset: offset as u32,
+                slab: SlabKind::Host,
                 slots: slots[..count].to_vec(),
             };
             let found = Message::decode(&message.encode());
@@ -320,9 +327,9 @@ mod tests {
         assert_eq!(Message::decode(&older), None);
         assert_eq!(breach_of(&older), Breach::Version(Versions { oldest: 3, newest: 5 }));
         // Of a later release that still speaks this version, with something appended to what is known here.
-        let later = [&[HELLO][..], &[6, 0, 8, 0], &hello[5..], &[1, 2, 3]].concat();
+        let later = [&[HELLO][..], &[7, 0, 9, 0], &hello[5..], &[1, 2, 3]].concat();
         let Some(Message::Hello(theirs)) = Message::decode(&later) else { panic!("a greeting") };
-        assert_eq!(theirs.versions, Versions { oldest: 6, newest: 8 });
+        assert_eq!(theirs.versions, Versions { oldest: 7, newest: 9 });
         let longer = [&hello[..], &[1]].concat();
         assert_eq!(
             (Message::decode(&longer), breach_of(&longer)),

@@ -8,7 +8,7 @@ use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
 use dataplane_fabric::{
     ConnectError, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
 };
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout, SlotPool, SlotRef};
 use dataplane_transfer::{Command, Limits, Notice, Outcome, PieceLayout, TransferCounters, TransferNode};
 
 const LAYOUT: PieceLayout = PieceLayout::whole(2, 256, 1);
@@ -33,8 +33,8 @@ impl Fabric for Scripted {
         self.inner.name()
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.inner.shown_slab()
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        self.inner.shown_slab(kind)
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

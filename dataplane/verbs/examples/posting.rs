@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use dataplane_fabric::testing::pool;
 use dataplane_fabric::{Event, Fabric, Operation, PeerId, Priority, Rows, Source, Target, WorkRequest};
-use dataplane_memory::SlotRef;
+use dataplane_memory::{SlabKind, SlotRef};
 use dataplane_verbs::testing::SoftwareDevice;
 use dataplane_verbs::{VerbsConfig, VerbsFabric};
 
@@ -58,7 +58,7 @@ impl Rig {
     fn post(&mut self, count: u64, rows: Option<Rows>, len: u32) {
         for id in 1..=count {
             let source = Source::Slot { slot: self.source.clone(), offset: 0, len };
-            let target = Target { slot: self.target.slot(), generation: 0, offset: 0 };
+            let target = Target { slab: SlabKind::Host, slot: self.target.slot(), generation: 0, offset: 0 };
             let operation = Operation::Write { source, target, rows, immediate: None };
             let request = WorkRequest { id, peer: self.to_b, priority: Priority::Urgent, operation };
             assert!(self.a.post(request).is_ok(), "the queue is deep enough");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dataplane_fabric::PeerAccess;
-use dataplane_fabric::auth::{SharedKey, Versions};
+use dataplane_fabric::auth::{SharedKey, Transport, Versions};
 
 use crate::VerbsError;
 use crate::device::PARTITION_MASK;
@@ -158,7 +158,7 @@ impl Default for VerbsConfig {
             handshakes_max: 128,
             access: PeerAccess::default(),
             key: SharedKey::default(),
-            versions: Versions::default(),
+            versions: Transport::Rdma.versions(),
             slabs_max: 64,
             handshake_timeout: Duration::from_secs(5),
             peer_dead_after: Duration::from_secs(10),

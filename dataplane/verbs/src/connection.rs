@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::PeerId;
+use dataplane_memory::SlabKind;
 
 use crate::commands::{Abandoned, Destination};
 use crate::config::VerbsConfig;
@@ -69,7 +70,7 @@ pub(crate) struct Connection {
     pub(crate) psns: [u32; 2],
     /// Whether the peer has said that its pairs are ready, before ours were.
     pub(crate) peer_is_ready: bool,
-    pub(crate) slots: Option<RemoteSlots>,
+    pub(crate) slots: Option<[RemoteSlots; SlabKind::ALL.len()]>,
     pub(crate) message_bytes_max: u32,
     /// Whether the fabric's list of peers with work names it.
     pub(crate) is_listed: bool,

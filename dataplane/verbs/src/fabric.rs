@@ -15,10 +15,10 @@ use std::sync::Arc;
 use dataplane_fabric::auth::{Protocol, Transport};
 use dataplane_fabric::handshake::{HandshakeConfig, HandshakeEvent, Handshakes};
 use dataplane_fabric::{
-    Completion, ConnectError, DeviceReach, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerId, Priority,
+    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, PeerAccess, PeerId, Priority,
     WorkRequest,
 };
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 
 use crate::VerbsError;
 use crate::commands::CommandThread;
@@ -152,7 +152,19 @@ impl VerbsFabric {
     /// Registers another slab, so that its slots can be sources of writes and destinations of reads. Takes long (pages are
     /// pinned): at start-up. A request that names a slot of a slab that was not registered ends its connection.
     pub fn register(&mut self, slab: &Arc<Slab>) -> Result<(), VerbsError> {
-        self.local.register(slab).map(|_| ())
+        self.local.register(slab, PeerAccess::None).map(|_| ())
+    }
+
+    /// Registers another slab whose slots peers may read and write too, as those of the fabric's own. Before the first
+    /// connection: peers are told of it as they connect.
+    ///
+    /// # Panics
+    /// When the slab is registered, a slab of its kind is shown already, or there are connections.
+    pub fn show(&mut self, slab: &Arc<Slab>) -> Result<(), VerbsError> {
+        assert!(self.connections.is_empty(), "peers are told of a slab as they connect");
+        let is_new = self.shown_slab(slab.kind()).is_none() && self.registration(slab).is_none();
+        assert!(is_new, "peers know a slab by its kind, and one of this kind is shown");
+        self.local.register(slab, self.local.config.access).map(|_| ())
     }
 
     /// How the card reaches a slab; `None` when it is not registered here.
@@ -364,21 +376,18 @@ impl Fabric for VerbsFabric {
         "rdma"
     }
 
-    fn reaches_device_memory(&self) -> bool {
-        true
+    fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
+        self.local.shown_region(kind)?.slab().cloned()
     }
 
-    fn shown_slab(&self) -> Option<Arc<Slab>> {
-        self.local.regions.first().filter(|_| self.local.config.access.allows_writes())?.slab().cloned()
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        self.local.region_of(slab).is_some()
     }
 
-    /// The first region is the fabric's own slab; the others are sources and destinations only.
-    fn device_reach(&self, slab: &Arc<Slab>) -> DeviceReach {
-        match self.local.region_of(slab) {
-            Some(0) if self.local.config.access.allows_writes() => DeviceReach::Peers,
-            Some(_) => DeviceReach::Local,
-            None => DeviceReach::None,
-        }
+    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+        let slots = self.connections.get(&peer.0).and_then(|connection| connection.slots);
+        slots.is_some_and(|slots| slots[there.index()].slot_count > 0)
+            && here.is_none_or(|slab| self.carries(slab))
     }
 
     /// A NIC does not know generations; the range is checked at the sender and by the peer's NIC.

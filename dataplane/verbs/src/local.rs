@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dataplane_fabric::PeerAccess;
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlabKind};
 
 use crate::VerbsError;
 use crate::bounce::BounceBuffers;
@@ -29,6 +29,8 @@ pub(crate) struct Local {
     pub(crate) bounce: BounceBuffers,
     /// The fabric's own slab first, then those of other sources.
     pub(crate) regions: Vec<MemoryRegion>,
+    /// Indices of the regions that peers may write, by the kind of their slabs.
+    shown: [Option<usize>; SlabKind::ALL.len()],
     pub(crate) completions: Arc<CompletionQueue>,
     pub(crate) domain: Arc<ProtectionDomain>,
     pub(crate) device: Arc<Device>,
@@ -73,6 +75,8 @@ impl Local {
         let access = Access { remote: config.access, relaxed_ordering: config.relaxed_ordering };
         let mut regions = Vec::with_capacity(1 + config.slabs_max);
         regions.push(MemoryRegion::of_slab(&domain, slab, access)?);
+        let mut shown = [None; SlabKind::ALL.len()];
+        shown[slab.kind().index()] = config.access.allows_writes().then_some(0);
         let capacity = Capacity {
             send_requests: config.send_queue_depth.min(limits.work_requests),
             entries: config.entries_max.min(limits.entries).max(1),
@@ -84,6 +88,7 @@ impl Local {
             receives,
             bounce,
             regions,
+            shown,
             completions,
             domain,
             device,
@@ -141,12 +146,15 @@ impl Local {
         slabs + self.bounce.region.length() + self.receives.registered_bytes()
     }
 
-    /// The slots that peers may read and write.
-    fn shown_slots(&self) -> RemoteSlots {
-        let region = &self.regions[0];
-        let Some(layout) =
-            region.slab().map(|slab| slab.layout()).filter(|_| self.config.access.allows_writes())
-        else {
+    /// The region of the slab of this kind that peers may write.
+    pub(crate) fn shown_region(&self, kind: SlabKind) -> Option<&MemoryRegion> {
+        self.regions.get(self.shown[kind.index()]?)
+    }
+
+    /// The slots of this kind that peers may read and write.
+    fn shown_slots(&self, kind: SlabKind) -> RemoteSlots {
+        let shown = self.shown_region(kind);
+        let Some((region, layout)) = shown.and_then(|region| Some((region, region.slab()?.layout()))) else {
             return RemoteSlots::default();
         };
         RemoteSlots {
@@ -168,7 +176,7 @@ impl Local {
             receive_credits: u16::try_from(self.config.receive_credits).unwrap_or(u16::MAX),
             receive_buffer_bytes: self.config.receive_buffer_bytes,
             lanes,
-            slots: self.shown_slots(),
+            slots: SlabKind::ALL.map(|kind| self.shown_slots(kind)),
             message_bytes_max: self.port.message_bytes_max,
         }
     }
@@ -207,8 +215,9 @@ impl Local {
         self.regions.iter().position(|region| region.slab().is_some_and(|known| Arc::ptr_eq(known, slab)))
     }
 
-    /// Registers a slab for use as a source and as the destination of reads; peers cannot reach it. At start-up: it takes long.
-    pub(crate) fn register(&mut self, slab: &Arc<Slab>) -> Result<usize, VerbsError> {
+    /// Registers a slab for use as a source and as the destination of reads; peers reach it as `remote` says. At start-up: it takes
+    /// long. One that is registered stays as it is.
+    pub(crate) fn register(&mut self, slab: &Arc<Slab>, remote: PeerAccess) -> Result<usize, VerbsError> {
         if let Some(index) = self.region_of(slab) {
             return Ok(index);
         }
@@ -216,9 +225,13 @@ impl Local {
             let (device, limit) = (self.device.name().to_owned(), self.config.slabs_max);
             return Err(VerbsError::TooMany { what: "registered slabs", device, limit });
         }
-        let access = Access { remote: PeerAccess::None, relaxed_ordering: self.config.relaxed_ordering };
+        let access = Access { remote, relaxed_ordering: self.config.relaxed_ordering };
         self.regions.push(MemoryRegion::of_slab(&self.domain, slab, access)?);
-        Ok(self.regions.len() - 1)
+        let index = self.regions.len() - 1;
+        if remote.allows_writes() {
+            self.shown[slab.kind().index()] = Some(index);
+        }
+        Ok(index)
     }
 }
 

@@ -28,6 +28,7 @@ use crate::device::Device;
 use crate::fabric::VerbsFabric;
 use crate::ffi;
 use crate::library::Library;
+use crate::wire::RemoteSlots;
 use world::World;
 
 /// One device. Devices live as long as the process; each test makes its own.
@@ -121,19 +122,21 @@ pub const EVENT_DEVICE_FATAL: u32 = ffi::EVENT_DEVICE_FATAL;
 /// `IBV_EVENT_PORT_ERR`.
 pub const EVENT_PORT_ERROR: u32 = ffi::EVENT_PORT_ERR;
 
-/// Makes a fabric use `key` for the slots of a peer, so that a test can see the peer's card refuse it.
+/// Makes a fabric use `key` for the host slots of a peer, so that a test can see the peer's card refuse it.
 pub fn forge_remote_key(fabric: &mut VerbsFabric, peer: PeerId, key: u32) {
-    if let Some(slots) = fabric.connections.get_mut(&peer.0).and_then(|connection| connection.slots.as_mut())
-    {
+    if let Some([slots, _]) = slots_of(fabric, peer) {
         slots.key = key;
     }
 }
 
-/// Makes a fabric believe that a peer has more slots than it has, so that a test can see the peer's card
+/// Makes a fabric believe that a peer has more host slots than it has, so that a test can see the peer's card
 /// refuse what lies behind them.
 pub fn forge_slot_count(fabric: &mut VerbsFabric, peer: PeerId, count: u32) {
-    if let Some(slots) = fabric.connections.get_mut(&peer.0).and_then(|connection| connection.slots.as_mut())
-    {
+    if let Some([slots, _]) = slots_of(fabric, peer) {
         slots.slot_count = count;
     }
+}
+
+fn slots_of(fabric: &mut VerbsFabric, peer: PeerId) -> Option<&mut [RemoteSlots; 2]> {
+    fabric.connections.get_mut(&peer.0)?.slots.as_mut()
 }

@@ -3,6 +3,7 @@
 //! Runs once for each request posted; no allocation unless the request is refused.
 
 use dataplane_fabric::{MESSAGE_BYTES_MAX, Operation, SlotRange, Source, Target};
+use dataplane_memory::SlabKind;
 
 use crate::geometry::{Cursor, Geometry};
 use crate::lane::Work;
@@ -11,11 +12,16 @@ use crate::post::Remote;
 use crate::wire::RemoteSlots;
 
 /// What a lane shall do, or why the request cannot be obeyed.
-pub(crate) fn translate(local: &Local, slots: &RemoteSlots, operation: Operation) -> Result<Work, String> {
+pub(crate) fn translate(
+    local: &Local,
+    slots: &[RemoteSlots; SlabKind::ALL.len()],
+    operation: Operation,
+) -> Result<Work, String> {
     let locate = |target: Target, span: u32| {
+        let slots = &slots[target.slab.index()];
         let address = slots.locate(target.slot, target.offset, span).ok_or_else(|| {
-            let Target { slot, offset, .. } = target;
-            format!("{span} bytes at {offset} of slot {slot} are outside of the peer's slots")
+            let Target { slab, slot, offset, .. } = target;
+            format!("{span} bytes at {offset} of slot {slot} ({slab:?}) are outside of the peer's slots")
         })?;
         Ok::<_, String>(Remote { address, key: slots.key })
     };

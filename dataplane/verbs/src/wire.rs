@@ -7,15 +7,19 @@
 //!
 //! What comes from a peer is checked here completely; nothing in this file panics on any bytes.
 
+use dataplane_memory::SlabKind;
+
 use crate::config::PathMtu;
 use crate::device::LinkLayer;
 
 /// Bytes of every handshake frame.
-pub(crate) const HANDSHAKE_BYTES: usize = 96;
+pub(crate) const HANDSHAKE_BYTES: usize = 128;
 /// `b"KVSRRDMA"`.
 const MAGIC: u64 = u64::from_le_bytes(*b"KVSRRDMA");
 /// Bytes of the header of a message piece.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 16;
+/// Where a hello has the slots of each kind of slab.
+const SLOTS_AT: [usize; SlabKind::ALL.len()] = [56, 96];
 const NUMBER_BITS: u32 = 24;
 
 /// One lane's queue pair.
@@ -43,6 +47,17 @@ pub(crate) struct RemoteSlots {
 }
 
 impl RemoteSlots {
+    /// Says what is wrong with a peer's.
+    fn check(&self) -> Result<(), &'static str> {
+        let is_shapeless = self.slot_bytes == 0 || self.slot_count == 0 || self.slot_stride < self.slot_bytes;
+        if is_shapeless && *self != Self::default() {
+            return Err("slots of an impossible shape");
+        }
+        let bytes = self.slot_stride.checked_mul(self.slot_count.into());
+        let end = bytes.and_then(|bytes| bytes.checked_add(self.address));
+        end.map(|_| ()).ok_or("slots beyond the end of the address space")
+    }
+
     /// Address of `length` bytes at `offset` of `slot`, if they are inside of the slot.
     pub(crate) fn locate(&self, slot: u32, offset: u32, length: u32) -> Option<u64> {
         let inside = slot < self.slot_count && u64::from(offset) + u64::from(length) <= self.slot_bytes;
@@ -69,8 +84,8 @@ pub(crate) struct Hello {
     pub(crate) receive_buffer_bytes: u32,
     /// Urgent and background.
     pub(crate) lanes: [LaneAddress; 2],
-    /// What we may read and write.
-    pub(crate) slots: RemoteSlots,
+    /// The slots that we may read and write, of each kind of slab.
+    pub(crate) slots: [RemoteSlots; SlabKind::ALL.len()],
     /// Longest RDMA operation that its port takes.
     pub(crate) message_bytes_max: u32,
 }
@@ -128,11 +143,13 @@ impl Handshake {
                     put(40 + lane * 8, &address.queue_pair.to_le_bytes());
                     put(44 + lane * 8, &address.psn.to_le_bytes());
                 }
-                put(56, &hello.slots.address.to_le_bytes());
-                put(64, &hello.slots.slot_stride.to_le_bytes());
-                put(72, &hello.slots.slot_bytes.to_le_bytes());
-                put(80, &hello.slots.slot_count.to_le_bytes());
-                put(84, &hello.slots.key.to_le_bytes());
+                for (slots, at) in hello.slots.iter().zip(SLOTS_AT) {
+                    put(at, &slots.address.to_le_bytes());
+                    put(at + 8, &slots.slot_stride.to_le_bytes());
+                    put(at + 16, &slots.slot_bytes.to_le_bytes());
+                    put(at + 24, &slots.slot_count.to_le_bytes());
+                    put(at + 28, &slots.key.to_le_bytes());
+                }
                 put(88, &hello.message_bytes_max.to_le_bytes());
                 1
             }
@@ -189,24 +206,14 @@ fn decode_hello(frame: &[u8; HANDSHAKE_BYTES]) -> Result<Hello, &'static str> {
     if lanes[0].queue_pair == lanes[1].queue_pair || lanes.iter().any(|lane| lane.queue_pair < 2) {
         return Err("a queue pair number that no lane can have");
     }
-    let slots = RemoteSlots {
-        address: long(frame, 56),
-        slot_stride: long(frame, 64),
-        slot_bytes: long(frame, 72),
-        slot_count: word(frame, 80),
-        key: word(frame, 84),
-    };
-    let is_shapeless = slots.slot_bytes == 0 || slots.slot_count == 0 || slots.slot_stride < slots.slot_bytes;
-    if is_shapeless && slots != RemoteSlots::default() {
-        return Err("slots of an impossible shape");
-    }
-    let end = slots
-        .slot_stride
-        .checked_mul(slots.slot_count.into())
-        .and_then(|bytes| bytes.checked_add(slots.address));
-    if end.is_none() {
-        return Err("slots beyond the end of the address space");
-    }
+    let slots = SLOTS_AT.map(|at| RemoteSlots {
+        address: long(frame, at),
+        slot_stride: long(frame, at + 8),
+        slot_bytes: long(frame, at + 16),
+        slot_count: word(frame, at + 24),
+        key: word(frame, at + 28),
+    });
+    slots.iter().try_for_each(RemoteSlots::check)?;
     let hello = Hello {
         mtu,
         link_layer,
@@ -325,13 +332,16 @@ mod tests {
             receive_credits: 32,
             receive_buffer_bytes: 4096,
             lanes: [LaneAddress { queue_pair: 17, psn: 5 }, LaneAddress { queue_pair: 18, psn: 0xFF_FFFF }],
-            slots: RemoteSlots {
-                address: 0x7000_0000_1000,
-                slot_stride: 4096,
-                slot_bytes: 4000,
-                slot_count: 9,
-                key: 0xABCD,
-            },
+            slots: [
+                RemoteSlots {
+                    address: 0x7000_0000_1000,
+                    slot_stride: 4096,
+                    slot_bytes: 4000,
+                    slot_count: 9,
+                    key: 0xABCD,
+                },
+                RemoteSlots { address: 1 << 40, slot_stride: 64, slot_bytes: 64, slot_count: 2, key: 7 },
+            ],
             message_bytes_max: 1 << 30,
         }
     }
@@ -340,7 +350,7 @@ mod tests {
     fn frames_survive_the_wire() {
         for frame in [
             Handshake::Hello(hello()),
-            Handshake::Hello(Hello { slots: RemoteSlots::default(), ..hello() }),
+            Handshake::Hello(Hello { slots: [RemoteSlots::default(); 2], ..hello() }),
             Handshake::Ready,
             Handshake::Refused(Refusal::Busy),
             Handshake::Refused(Refusal::Unknown(77)),
@@ -353,7 +363,7 @@ mod tests {
     fn damaged_hellos_are_refused() {
         let good = Handshake::Hello(hello()).encode();
         // (first byte, bytes to put there, what is wrong)
-        let damages: [(usize, &[u8], &str); 14] = [
+        let damages: [(usize, &[u8], &str); 16] = [
             (0, &[0], "not an RDMA handshake"),
             (8, &[9], "must be zero"),
             (10, &[7], "unknown kind"),
@@ -368,6 +378,8 @@ mod tests {
             (48, &[17], "no lane can have"),
             (80, &[0, 0, 0, 0], "impossible shape"),
             (64, &[0xFF; 8], "end of the address space"),
+            (120, &[0, 0, 0, 0], "impossible shape"),
+            (96, &[0xFF; 8], "end of the address space"),
         ];
         for (at, bytes, expected) in damages {
             let mut bad = good;
@@ -379,7 +391,7 @@ mod tests {
 
     #[test]
     fn slots_end_where_they_end() {
-        let slots = hello().slots;
+        let slots = hello().slots[0];
         assert_eq!(slots.locate(8, 0, 4000), Some(0x7000_0000_1000 + 8 * 4096));
         for (slot, offset, length) in [(9, 0, 1), (8, 1, 4000), (0, u32::MAX, u32::MAX), (0, 4001, 0)] {
             assert_eq!(slots.locate(slot, offset, length), None, "{slot} {offset} {length}");

@@ -5,6 +5,7 @@
 mod support;
 
 use dataplane_fabric::{Event, Fabric, Operation, Priority, Rows, Source, Target, WorkRequest};
+use dataplane_memory::SlabKind;
 use dataplane_verbs::VerbsConfig;
 use dataplane_verbs::testing::SoftwareDevice;
 use support::{Two, small};
@@ -17,7 +18,7 @@ static ALLOCATOR: Counting = Counting;
 fn writes(two: &mut Two, count: u64) {
     let (mut seen_a, mut seen_b): (Vec<Event>, Vec<Event>) =
         (std::mem::take(&mut two.seen_a), std::mem::take(&mut two.seen_b));
-    let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+    let target = Target { slab: SlabKind::Host, slot: two.target.slot(), generation: 0, offset: 0 };
     let mut done = 0;
     for first in (0..count).step_by(16) {
         for id in first..(first + 16).min(count) {

@@ -6,15 +6,15 @@ mod support;
 use std::sync::Arc;
 
 use dataplane_fabric::{
-    Completion, DeviceReach, Fabric, INLINE_BYTES_MAX, Operation, PeerAccess, Priority, Rows, SlotRange,
-    Source, Target, WorkRequest,
+    Completion, Fabric, INLINE_BYTES_MAX, Operation, PeerAccess, Priority, Rows, SlotRange, Source, Target,
+    WorkRequest,
 };
 use dataplane_memory::testing::{Abilities, DeviceDouble};
-use dataplane_memory::{DeviceMemory, Slab, SlabLayout, SlotPool, SlotRef};
+use dataplane_memory::{DeviceMemory, PageSize, Slab, SlabKind, SlabLayout, SlotPool, SlotRef};
 use dataplane_verbs::raw::{Access, MemoryRegion, ProtectionDomain};
 use dataplane_verbs::testing::{Reach, SoftwareDevice};
 use dataplane_verbs::{Registration, VerbsConfig, VerbsError, VerbsFabric};
-use support::{Two, small, write};
+use support::{Two, loopback, small, write};
 
 const LAYOUT: SlabLayout = SlabLayout { slot_bytes: 8192, slot_count: 4 };
 const EVERY_WAY: Abilities = Abilities { dma_buf: true, peer_memory: true };
@@ -54,15 +54,15 @@ fn every_kind(reach: Reach, expected: Registration) {
     let pools = [Arc::clone(&pool_a), Arc::clone(&pool_b)];
     let mut two =
         Two::over(card_a.open().expect("open"), card_b.open().expect("open"), config.clone(), config, pools);
-    assert!(two.a.reaches_device_memory());
-    assert_eq!(two.a.device_reach(pool_a.slab()), DeviceReach::Peers);
-    assert_eq!(two.a.device_reach(pool_b.slab()), DeviceReach::None);
+    let shown = two.a.shown_slab(SlabKind::Device).expect("shown");
+    assert!(Arc::ptr_eq(&shown, pool_a.slab()) && two.a.shown_slab(SlabKind::Host).is_none());
+    assert!(two.a.carries(pool_a.slab()) && !two.a.carries(pool_b.slab()));
     assert_eq!(two.a.registration(pool_a.slab()), Some(expected));
     assert_eq!(two.a.registration(pool_b.slab()), None);
     assert_eq!(two.a.registrations().map(|(_, way)| way).collect::<Vec<_>>(), [expected]);
     memory_a.write(at(&two.source, 0), &pattern(1)).expect("inside");
     let here = pool_a.acquire().expect("slot");
-    let target = |offset| Target { slot: two.target.slot(), generation: two.target.generation(), offset };
+    let target = |offset| Target::of(&two.target, offset);
     let slot = |offset, len| Source::Slot { slot: two.source.clone(), offset, len };
     let rows = Some(Rows { bytes: 64, local_stride: 128, remote_stride: 64 });
     let inline = Source::Inline { bytes: [7; INLINE_BYTES_MAX], len: 16 };
@@ -87,6 +87,64 @@ fn every_kind(reach: Reach, expected: Registration) {
     assert!(bytes_of(&memory_a, &here)[100..3100] == sent[5..3005], "read back");
     drop((two, here));
     assert_eq!((pool_a.used_count(), card_a.usage().regions), (0, 0), "nothing is left");
+}
+
+/// Slots of one number in the host's slab and in the accelerator's are told apart by the kind of their slab, on both sides.
+#[test]
+fn a_card_shows_slots_of_both_kinds_side_by_side() {
+    let every_way = Reach { dma_buf: true, peer_memory: true };
+    let cards = [(); 2].map(|()| SoftwareDevice::new());
+    let device = [&cards[0], &cards[1]].map(|card| device_pool(card, EVERY_WAY, every_way));
+    let host = ["host a", "host b"].map(|name| {
+        SlotPool::new(Arc::new(Slab::create(name, LAYOUT, PageSize::Standard).expect("a small slab")))
+    });
+    let fabric = |at: usize, is_shown: bool| {
+        let card = cards[at].open().expect("open");
+        let mut fabric =
+            VerbsFabric::new(card, host[at].slab(), Some(loopback()), small()).expect("a fabric");
+        match is_shown {
+            true => fabric.show(device[at].0.slab()).expect("shown"),
+            false => fabric.register(device[at].0.slab()).expect("registered"),
+        }
+        fabric
+    };
+    let mut two = Two::connected(fabric(0, false), fabric(1, true), host.clone());
+    let sources = [host[0].acquire(), device[0].0.acquire()].map(|slot| slot.expect("a slot"));
+    let of_number = |pool: &Arc<SlotPool>, number: u32| {
+        let slots: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
+        slots.into_iter().find(|slot| slot.slot() == number).expect("a slot")
+    };
+    let targets = [of_number(&host[1], 3), of_number(&device[1].0, 3)];
+    for (kind, reaches_there, reaches_here) in [(SlabKind::Host, true, true), (SlabKind::Device, true, false)]
+    {
+        for source in &sources {
+            assert_eq!(two.a.reaches(two.to_b, Some(source.slab()), kind), reaches_there);
+        }
+        assert_eq!(two.b.reaches(two.to_a, None, kind), reaches_here, "a has registered it for itself alone");
+        assert!(two.b.shows(two.to_a, kind));
+    }
+    for (from, source) in sources.iter().enumerate() {
+        for (to, target) in targets.iter().enumerate() {
+            let (fill, id) = ((from * 2 + to + 1) as u8, (from * 2 + to + 1) as u64);
+            match source.slab().device() {
+                None => source.slab().write(source.slot(), 0, &[fill; 4096]),
+                Some(_) => device[0].1.write(at(source, 0), &[fill; 4096]).expect("inside"),
+            }
+            let others = |which: usize| match which {
+                0 => {
+                    let mut bytes = vec![0; LAYOUT.slot_bytes];
+                    targets[0].slab().read(3, 0, &mut bytes);
+                    bytes
+                }
+                _ => bytes_of(&device[1].1, &targets[1]),
+            };
+            let before = others(1 - to);
+            let source = Source::Slot { slot: source.clone(), offset: 0, len: 4096 };
+            two.post(write(two.to_b, id, source, Target::of(target, 0)));
+            two.until("written", |two| two.completion_at_a(id) == Some(Completion::Done));
+            assert!(others(to)[..4096] == [fill; 4096] && others(1 - to) == before, "{from} to {to}");
+        }
+    }
 }
 
 #[test]
@@ -162,7 +220,7 @@ fn a_source_out_of_reach_cannot_be_used() {
     let error = two.a.register(pool.slab()).expect_err("out of reach").to_string();
     assert!(error.contains("as peer memory: no peer-memory module"), "{error}");
     let source = Source::Slot { slot: pool.acquire().expect("slot"), offset: 0, len: 64 };
-    let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+    let target = Target::of(&two.target, 0);
     two.a.post(write(two.to_b, 1, source, target)).expect("accepted and answered");
     two.until("the end", |two| two.is_down());
     assert!(two.reason_at_a().contains("that were not registered"), "{}", two.reason_at_a());

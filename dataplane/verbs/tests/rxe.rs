@@ -13,7 +13,7 @@ use dataplane_fabric::{
     SlotRange, Source, Target, WorkRequest,
 };
 use dataplane_memory::testing::{Abilities, DeviceDouble};
-use dataplane_memory::{PageSize, Slab, SlabLayout};
+use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout};
 use dataplane_verbs::raw::SharedReceiveQueue;
 use dataplane_verbs::raw::{Access, Capacity, CompletionQueue, MemoryRegion, ProtectionDomain, QueuePair};
 use dataplane_verbs::testing::{forge_remote_key, forge_slot_count};
@@ -91,7 +91,7 @@ fn every_verb_does_what_it_says() {
     for priority in Priority::ALL {
         let content: Vec<u8> = (0..4096_u32).map(|at| (at * 31 + at / 251) as u8).collect();
         two.source.slab().write(two.source.slot(), 0, &content);
-        let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+        let target = Target { slab: SlabKind::Host, slot: two.target.slot(), generation: 0, offset: 0 };
         let slot = Source::Slot { slot: two.source.clone(), offset: 0, len: 4096 };
         let gathered = Source::Slot { slot: two.source.clone(), offset: 0, len: 1024 };
         let rows = Some(Rows { bytes: 64, local_stride: 128, remote_stride: 64 });
@@ -165,7 +165,7 @@ fn bytes_behind_the_slots_are_out_of_reach() {
     let (to_b, count) = (two.to_b, two.pool_b.slab().layout().slot_count);
     forge_slot_count(&mut two.a, to_b, count + 1);
     let source = Source::Slot { slot: two.source.clone(), offset: 0, len: 8 };
-    two.post(write(to_b, 7, source, Target { slot: count, generation: 0, offset: 0 }));
+    two.post(write(to_b, 7, source, Target { slab: SlabKind::Host, slot: count, generation: 0, offset: 0 }));
     two.until("both ends", |two| two.is_down());
     assert!(two.reason_at_a().contains("remote access error"), "{}", two.reason_at_a());
 }
@@ -344,7 +344,7 @@ fn a_killed_process_is_noticed_at_once() {
     let slot = pool.acquire().expect("slot");
     for id in 1..=100 {
         let into = SlotRange { slot: slot.clone(), offset: 0, len: 65536 };
-        let from = Target { slot: 0, generation: 0, offset: 0 };
+        let from = Target { slab: SlabKind::Host, slot: 0, generation: 0, offset: 0 };
         let operation = Operation::Read { into, from, rows: None };
         a.post(WorkRequest { id, peer, priority: Priority::Background, operation }).expect("room");
     }
@@ -448,7 +448,7 @@ fn traffic_between_two_machines_arrives_unharmed() {
         let content: Vec<u8> =
             (0..len).map(|at| ((u64::from(at) * round) >> 3) as u8 ^ round as u8).collect();
         source.slab().write(source.slot(), 0, &content);
-        let target = Target { slot: round as u32 % 16, generation: 0, offset: 128 };
+        let target = Target { slab: SlabKind::Host, slot: round as u32 % 16, generation: 0, offset: 128 };
         let operations = [
             Operation::Write {
                 source: Source::Slot { slot: source.clone(), offset: 0, len },
@@ -537,7 +537,8 @@ fn random_traffic_arrives_unharmed() {
         let content: Vec<u8> = (0..len).map(|at| (at as u32 ^ round ^ (at as u32 >> 8)) as u8).collect();
         two.source.slab().write(two.source.slot(), offset as usize, &content);
         let source = Source::Slot { slot: two.source.clone(), offset, len: len as u32 };
-        let target = Target { slot: two.target.slot(), generation: 0, offset: offset / 2 };
+        let target =
+            Target { slab: SlabKind::Host, slot: two.target.slot(), generation: 0, offset: offset / 2 };
         let priority = Priority::ALL[random as usize >> 40 & 1];
         let operation = Operation::Write { source, target, rows: None, immediate: Some(round) };
         two.post(WorkRequest { id: u64::from(round), peer: two.to_b, priority, operation });

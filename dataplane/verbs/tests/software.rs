@@ -11,6 +11,7 @@ use dataplane_fabric::{
     Completion, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, Priority, Rows, SlotRange,
     Source, Target, WorkRequest,
 };
+use dataplane_memory::SlabKind;
 use dataplane_verbs::testing::{
     EVENT_DEVICE_FATAL, EVENT_PORT_ERROR, Faults, SoftwareDevice, forge_remote_key, forge_slot_count,
 };
@@ -125,7 +126,8 @@ fn a_range_behind_the_last_slot_is_refused_by_the_peers_card() {
     forge_slot_count(&mut two.a, to_b, count + 1);
     let source = two.pool_a.acquire().expect("slot");
     let source = Source::Slot { slot: source, offset: 0, len: 8 };
-    let request = write(to_b, 7, source, Target { slot: count, generation: 0, offset: 0 });
+    let request =
+        write(to_b, 7, source, Target { slab: SlabKind::Host, slot: count, generation: 0, offset: 0 });
     two.a.post(request).expect("room");
     two.until("both ends", |two| two.is_down());
     assert!(two.reason_at_a().contains("remote access error"), "{}", two.reason_at_a());
@@ -137,7 +139,7 @@ fn a_range_outside_is_refused_at_the_sender_and_named() {
     let source = two.pool_a.acquire().expect("slot");
     let target = two.target.clone();
     let slot_bytes = target.slab().layout().slot_bytes as u32;
-    let target = Target { slot: target.slot(), generation: 0, offset: slot_bytes - 8 };
+    let target = Target { slab: SlabKind::Host, slot: target.slot(), generation: 0, offset: slot_bytes - 8 };
     let request = write(two.to_b, 7, Source::Slot { slot: source, offset: 0, len: 9 }, target);
     two.a.post(request).expect("accepted and answered");
     two.until("both ends", |two| two.is_down());
@@ -252,15 +254,15 @@ fn a_fabric_that_is_not_shown_gives_no_peer_access_to_its_slots() {
     let client = VerbsConfig { access: PeerAccess::None, ..small() };
     let mut two = Two::new(device_a.open().expect("open"), device_b.open().expect("open"), client, small());
     assert_eq!((device_a.usage().shown_regions, device_b.usage().shown_regions), (0, 1));
-    assert!(two.a.shown_slab().is_none() && two.b.shown_slab().is_some());
+    assert!(two.a.shown_slab(SlabKind::Host).is_none() && two.b.shown_slab(SlabKind::Host).is_some());
     two.write_and_wait(1, 100);
     let slot = two.source.clone();
-    let from = Target { slot: two.target.slot(), generation: two.target.generation(), offset: 0 };
+    let from = Target::of(&two.target, 0);
     let operation = Operation::Read { into: SlotRange { slot, offset: 200, len: 100 }, from, rows: None };
     two.post(WorkRequest { id: 2, peer: two.to_b, priority: Priority::Urgent, operation });
     two.until("the read", |two| two.completion_at_a(2) == Some(Completion::Done));
     let source = Source::Slot { slot: two.target.clone(), offset: 0, len: 8 };
-    let target = Target { slot: two.source.slot(), generation: two.source.generation(), offset: 0 };
+    let target = Target::of(&two.source, 0);
     two.b.post(write(two.to_a, 3, source, target)).expect("accepted and answered");
     two.until("the end", |two| two.is_down());
     assert!(two.seen_b.contains(&Event::Completed { id: 3, completion: Completion::PeerDown }));
@@ -333,7 +335,7 @@ fn rows_become_the_fewest_work_requests() {
         let before = two.a.metrics().work_requests;
         let source = two.pool_a.acquire().expect("slot");
         let source = Source::Slot { slot: source, offset: 0, len: bytes * count };
-        let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+        let target = Target { slab: SlabKind::Host, slot: two.target.slot(), generation: 0, offset: 0 };
         let rows = Some(Rows { bytes, local_stride: here, remote_stride: there });
         let operation = Operation::Write { source, target, rows, immediate: None };
         let request = WorkRequest { id: 5, peer: two.to_b, priority: Priority::Background, operation };
@@ -398,7 +400,7 @@ fn sources_of_other_slabs_are_registered_once() {
         offset: 0,
         len: 64,
     };
-    let target = Target { slot: two.target.slot(), generation: 0, offset: 0 };
+    let target = Target { slab: SlabKind::Host, slot: two.target.slot(), generation: 0, offset: 0 };
     two.a.post(write(two.to_b, 1, source(&other), target)).expect("room");
     two.until("done", |two| two.completion_at_a(1) == Some(Completion::Done));
     assert_eq!(device_a.usage().regions, regions);
@@ -578,8 +580,8 @@ fn silent_and_foreign_callers_are_dropped() {
 }
 
 /// A frame: magic, kind, and what follows.
-fn frame(kind: u16, rest: &[(usize, &[u8])]) -> [u8; 96] {
-    let mut frame = [0; 96];
+fn frame(kind: u16, rest: &[(usize, &[u8])]) -> [u8; 128] {
+    let mut frame = [0; 128];
     frame[..8].copy_from_slice(b"KVSRRDMA");
     frame[10..12].copy_from_slice(&kind.to_le_bytes());
     for (at, bytes) in rest {
@@ -588,7 +590,7 @@ fn frame(kind: u16, rest: &[(usize, &[u8])]) -> [u8; 96] {
     frame
 }
 
-fn hello() -> [u8; 96] {
+fn hello() -> [u8; 128] {
     let fields: [(usize, &[u8]); 10] = [
         (12, &[3, 2, 16]),
         (34, &[32, 0, 0, 16]),
@@ -690,7 +692,7 @@ fn a_peer_that_may_only_write_reads_nothing() {
     let mut two = Two::new(device_a.open().expect("open"), device_b.open().expect("open"), small(), writes);
     two.write_and_wait(1, 100);
     let slot = two.source.clone();
-    let from = Target { slot: two.target.slot(), generation: two.target.generation(), offset: 0 };
+    let from = Target::of(&two.target, 0);
     let operation = Operation::Read { into: SlotRange { slot, offset: 200, len: 100 }, from, rows: None };
     two.post(WorkRequest { id: 2, peer: two.to_b, priority: Priority::Urgent, operation });
     two.until("the end", |two| two.completion_at_a(2) == Some(Completion::PeerDown));
@@ -710,7 +712,7 @@ fn handshakes_may_come_in_crumbs_and_break_off_anywhere() {
         (vec![hello(), hello()], 0, 2),
         (vec![frame(2, &[])], 0, 2),
         (vec![frame(9, &[])], 0, 2),
-        (vec![hello(), [b'G'; 96]], 0, 2),
+        (vec![hello(), [b'G'; 128]], 0, 2),
     ];
     for (failed, (frames, missing, pairs)) in (1..).zip(calls) {
         let (mut socket, authentication) = opened(&mut two, address);
@@ -731,12 +733,12 @@ fn handshakes_may_come_in_crumbs_and_break_off_anywhere() {
         }
         assert_eq!(device_b.usage().queue_pairs, pairs, "after {} bytes", bytes.len());
         if pairs == 4 {
-            let mut answer = [0; 256];
+            let mut answer = [0; 320];
             socket.read_exact(&mut answer).expect("its hello and its ready");
-            assert_eq!((answer[10], answer[128 + 10]), (1, 2));
-            for frame in answer.chunks(128) {
+            assert_eq!((answer[10], answer[160 + 10]), (1, 2));
+            for frame in answer.chunks(160) {
                 let proof = frame.last_chunk().expect("a proof");
-                assert_eq!(authentication.check(&key, &frame[..96], proof), Ok(()));
+                assert_eq!(authentication.check(&key, &frame[..128], proof), Ok(()));
             }
         }
         drop(socket);
@@ -833,7 +835,7 @@ fn queue_pairs_are_in_the_partition_that_is_asked_for() {
             member(there),
         );
         let source = Source::Slot { slot: two.source.clone(), offset: 0, len: 8 };
-        let target = Target { slot: two.target.slot(), generation: two.target.generation(), offset: 0 };
+        let target = Target::of(&two.target, 0);
         two.post(write(two.to_b, 1, source, target));
         two.until("an answer", |two| two.completion_at_a(1).is_some());
         two.completion_at_a(1)

@@ -135,15 +135,16 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *     staging = "64 MiB"        # memory of the device through which blocks go, half of it for saves and half for
  *                               # loads: at least a slot in each; "1 MiB" to "1 TiB"
  *     handoff_capacity = "256 MiB" # memory of the device through which blocks of hand-offs go, taken with [transfer] only
- *     direct = false            # whether blocks go between devices' memory, past the host's: over RDMA by cards that reach it,
- *                               # and between processes of one host by the driver ("cuda_ipc"); to receive takes a sender
- *                               # with equal heads
+ *     direct = false            # whether blocks go between devices' memory, past the host's, where both sides have equal heads
+ *                               # and a transport reaches it: RDMA of cards that do, and the driver between processes of one
+ *                               # host ("cuda_ipc"); else through the host's, hand-off by hand-off
  *
  * Hand-offs need one section more, and RDMA may have another; without [transfer] nothing listens:
  *
  *       [transfer]
  *       transport = "auto"        # "shm", "rdma", "tcp", or "auto": all that this machine has; a pair uses the best. With
- *                                 # device.direct "cuda_ipc", "rdma", or "auto": both
+ *                                 # device.direct "cuda_ipc", "rdma", or "auto": those two for the device's memory, and the
+ *                                 # others for the host's
  *       listen = "127.0.0.1:0"    # where TCP listens: an address that peers reach; port 0 is one of the system's choice
  *       socket_folder = ""        # of the socket for processes of this host; empty is the system's folder for temporary files
  *       socket_name = ""          # its file is kvasir-NAME.sock; empty is a name that no other process has

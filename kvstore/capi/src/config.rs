@@ -216,7 +216,8 @@ pub(crate) struct DeviceSettings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transports {
-    /// The best that both ends have: with `device.direct` `cuda_ipc`, then `rdma`; else `shm`, then `rdma`, then `tcp`.
+    /// The best that both ends have and that reaches the memory on both sides: `cuda_ipc` with `device.direct`, then `shm`, `rdma`
+    /// and `tcp`.
     Auto,
     /// Device memory that processes of one host share.
     #[serde(rename = "cuda_ipc")]

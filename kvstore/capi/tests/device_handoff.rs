@@ -127,7 +127,7 @@ impl Side {
     }
 
     fn address(&self) -> String {
-        let mut text = [0 as c_char; 300];
+        let mut text = [0 as c_char; 600];
         // SAFETY: the array is as long as is said.
         let status = unsafe {
             kvasir_kv::kvasir_kv_handoff_address(
@@ -439,10 +439,10 @@ fn a_device_and_a_processor_hand_over_to_each_other() {
     }
 }
 
-/// Of a model's two heads one process has both, and the other one: devices sum bytes in one piece, so what such a process is
-/// sent takes the way through the host's memory, and what it would send is computed.
+/// Of a model's two heads one process has both, and the other one: devices sum bytes in one piece, so what such a process sends
+/// and is sent takes the way through the host's memory.
 #[test]
-fn processes_with_other_heads_are_not_written_to_directly() {
+fn blocks_between_processes_with_other_heads_are_staged() {
     let Some((_double, device, image)) = device() else { return };
     let random = &mut Random(seed(708));
     // Half of a piece for each head of a row, and half of a piece in each plane.
@@ -451,9 +451,9 @@ fn processes_with_other_heads_are_not_written_to_directly() {
     };
     let half = |more: &str| configuration("rdma", "", more).replace("\"1200 B\"", "\"600 B\"");
     let rdma = format!("[rdma]\ndevices = [{:?}]\n", SoftwareDevice::new().name());
-    let both = Side::over(&device, &image, random, &whole(&card(&device, DMA_BUF)));
+    let mut both = Side::over(&device, &image, random, &whole(&card(&device, DMA_BUF)));
     let one = Side::on_host_with(random, &half(&rdma), PIECE / 2);
-    let (sent, computed) = (transfer_id(), transfer_id());
+    let (sent, received) = (transfer_id(), transfer_id());
     assert_eq!(both.push(sent, 0, &[9, 3], 0..LAYERS), 0);
     both.end(sent);
     assert_eq!(one.expect(sent, &both.address(), 0, &[1, 2]), 0);
@@ -466,14 +466,97 @@ fn processes_with_other_heads_are_not_written_to_directly() {
         assert!(host_block(&one.engine, to) == wanted);
     }
     assert_eq!(both.ended().0, 0);
-    assert_eq!(one.push(computed, 0, &[1], 0..LAYERS), 0);
-    one.end(computed);
-    assert_eq!(both.expect(computed, &one.address(), 0, &[5]), 0);
-    let (status, blocks, _) = both.ended();
-    assert_eq!((status, blocks), (Status::Miss as i32, 0));
-    assert!(both.engine.read() == both.engine.bytes);
+    assert_eq!(one.push(received, 0, &[1], 0..LAYERS), 0);
+    one.end(received);
+    assert_eq!(both.expect(received, &one.address(), 0, &[5]), 0);
+    assert_eq!(both.ended(), (0, 1, COMPLETE));
+    assert_eq!((both.statistics().received_directly, both.statistics().received_staged), (0, 1));
+    // The other head of each row came through the staging slot as it was: from nobody.
+    let (mut wanted, found) = (both.engine.payload(5), both.engine.payload_now(5));
+    for (row, sent) in wanted.chunks_mut(PIECE).zip(host_block(&one.engine, 1).chunks(PIECE / 2)) {
+        row[..PIECE / 2].copy_from_slice(sent);
+    }
+    let first_heads =
+        |block: &[u8]| -> Vec<u8> { block.chunks(PIECE).flat_map(|row| row[..PIECE / 2].to_vec()).collect() };
+    assert!(first_heads(&found) == first_heads(&wanted));
     both.wait_for_rest();
     one.wait_for_rest();
+}
+
+/// One engine with direct hand-offs and four others at the same time, each reached as it can be: a device over a card directly,
+/// a processor over TCP and over shared memory, and a device that is staged over TCP; both ways.
+#[test]
+fn direct_and_staged_hand_offs_of_one_engine_go_side_by_side() {
+    let Some((_double, device, image)) = device() else { return };
+    let random = &mut Random(seed(710));
+    let direct = |random: &mut Random| {
+        let rdma = format!("[rdma]\ndevices = [{:?}]\n", card(&device, DMA_BUF).name());
+        let text = configuration("auto", &format!("{ON_DEVICE}direct = true\n"), &rdma);
+        Side::over(&device, &image, random, &text)
+    };
+    let mut hub = direct(random);
+    let mut others = [
+        ("card", direct(random)),
+        ("processor over TCP", Side::on_host(random, "tcp", "")),
+        ("processor over shared memory", Side::on_host(random, "shm", "")),
+        ("staged device over TCP", Side::new(&device, &image, random, "tcp", "")),
+    ];
+    for round in 0..4 {
+        let mut expected = Vec::new();
+        for (at, (_, other)) in others.iter().enumerate() {
+            let ((sent, received), first) = ((transfer_id(), transfer_id()), 3 * at as u64);
+            let (from, to) = ([first, first + 1, first + 2], [first + 20, first + 22, first + 21]);
+            assert_eq!(other.expect(sent, &hub.address(), 0, &to), 0);
+            assert_eq!(hub.expect(received, &other.address(), 0, &to), 0);
+            for (side, transfer) in [(&hub, sent), (other, received)] {
+                for layer in 0..LAYERS {
+                    assert_eq!(side.push(transfer, 0, &from, layer..layer + 1), 0);
+                }
+                side.end(transfer);
+            }
+            expected.push((received, from, to));
+        }
+        let mut arrived = 0;
+        while arrived < others.len() {
+            let end = hub.rig.poll(PATIENCE);
+            let Some(at) = expected.iter().position(|(received, ..)| *received == end.user) else { continue };
+            let name = others[at].0;
+            if end.meta_bytes == COMPLETE && end.payload_bytes == 3 {
+                arrived += 1;
+                let (_, from, to) = &expected[at];
+                for (from, to) in from.iter().zip(to) {
+                    hub.engine.put(*to, &others[at].1.engine.payload(*from));
+                }
+                expected[at].0 = 0;
+            } else {
+                panic!("round {round}, {name}: {} {}", end.status, end.meta_bytes);
+            }
+        }
+        for (at, (name, other)) in others.iter_mut().enumerate() {
+            let (_, from, to) = expected[at];
+            let mut has_arrived = false;
+            for _ in 0..=LAYERS {
+                let end = other.rig.poll(PATIENCE);
+                has_arrived |= end.payload_bytes == 3 && end.meta_bytes == COMPLETE;
+                assert_eq!(end.status, 0, "{name}");
+            }
+            assert!(has_arrived, "{name}");
+            for (from, to) in from.iter().zip(to) {
+                let found = match name.starts_with("processor") {
+                    true => host_block(&other.engine, to),
+                    false => other.engine.payload_now(to),
+                };
+                assert!(found == hub.engine.payload(*from), "round {round}, {name}");
+                other.engine.put(to, &found);
+            }
+        }
+        assert!(hub.engine.read() == hub.engine.bytes, "round {round}");
+        hub.wait_for_rest();
+    }
+    let all = hub.statistics();
+    assert_eq!((all.sent_directly, all.sent_staged), (4, 12));
+    assert_eq!((all.received_directly, all.received_staged), (4, 12));
+    assert_eq!(all.checksum_failures, 0);
 }
 
 #[test]

@@ -84,6 +84,10 @@ impl DeviceSharing for SharingDouble {
         Ok(self.number.to_le_bytes().to_vec())
     }
 
+    fn carries(&self, _slab: &Arc<Slab>) -> bool {
+        true
+    }
+
     fn attach(&self, exported: &[u8], layout: SlabLayout) -> Result<AttachedSlab, DeviceError> {
         let failed = |reason: &str| DeviceError { operation: "attach", reason: reason.to_owned() };
         let number = exported.try_into().map(u64::from_le_bytes).map_err(|_| failed("not a name"))?;

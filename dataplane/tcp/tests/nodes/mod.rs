@@ -99,7 +99,7 @@ pub(crate) fn write(from: &SlotRef, to: &SlotRef, len: usize, immediate: Option<
 }
 
 pub(crate) fn target(slot: &SlotRef) -> Target {
-    Target { slot: slot.slot(), generation: slot.generation(), offset: 0 }
+    Target::of(slot, 0)
 }
 
 pub(crate) fn completed(events: &[Event], id: u64) -> Option<Completion> {

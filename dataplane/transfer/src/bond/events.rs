@@ -152,18 +152,22 @@ impl<F: Fabric> Bond<F> {
         RailCounts::add(restored, u64::from(link.connection > 1));
         link.state = State::Up;
         link.up_since = Some(now);
-        let we_connected = link.address.is_some();
-        if !peer.announced {
-            peer.announced = true;
-            let early = std::mem::take(&mut peer.early);
-            self.emit(if we_connected {
-                Event::Connected { peer: id }
-            } else {
-                Event::Accepted { peer: id }
-            });
-            self.out.extend(early);
-        }
+        peer.first_up.get_or_insert(now);
+        self.announce(id, now);
         self.mark_dirty(id);
+    }
+
+    /// Tells the user of a connection, once it has settled.
+    pub(super) fn announce(&mut self, id: PeerId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        if peer.announced || peer.ending.is_some() || !peer.is_settled(&self.rails, now) {
+            return;
+        }
+        peer.announced = true;
+        let we_connected = peer.links.iter().any(|link| link.address.is_some());
+        let early = std::mem::take(&mut peer.early);
+        self.emit(if we_connected { Event::Connected { peer: id } } else { Event::Accepted { peer: id } });
+        self.out.extend(early);
     }
 
     pub(super) fn slice_ended(&mut self, id: u64, completion: Completion, now: Instant) {

@@ -56,7 +56,7 @@ impl LinkSet {
         self.0 |= 1 << link;
     }
 
-    fn contains(self, link: usize) -> bool {
+    pub(crate) fn contains(self, link: usize) -> bool {
         self.0 >> link & 1 == 1
     }
 
@@ -64,8 +64,20 @@ impl LinkSet {
         Self(self.0 & !other.0)
     }
 
+    pub(crate) fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..u16::BITS as usize).filter(move |&link| self.contains(link))
+    }
+}
+
+impl FromIterator<usize> for LinkSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(links: I) -> Self {
+        let mut set = Self::default();
+        links.into_iter().for_each(|link| set.insert(link));
+        set
     }
 }
 
@@ -366,13 +378,14 @@ impl Lane {
 mod tests {
     use dataplane_fabric::testing::pool;
     use dataplane_fabric::{Source, Target};
+    use dataplane_memory::SlabKind;
 
     use super::*;
 
     fn write() -> Operation {
         let slot = pool("lane").acquire().expect("a slot");
         let source = Source::Slot { slot, offset: 0, len: 8 };
-        let target = Target { slot: 0, generation: 0, offset: 0 };
+        let target = Target { slab: SlabKind::Host, slot: 0, generation: 0, offset: 0 };
         Operation::Write { source, target, rows: None, immediate: None }
     }
 

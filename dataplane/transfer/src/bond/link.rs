@@ -61,6 +61,11 @@ impl Link {
         self.markers = [0; Priority::ALL.len()];
     }
 
+    /// Whether it is being made.
+    pub(crate) fn is_on_its_way(&self) -> bool {
+        matches!(self.state, State::Connecting | State::Greeting { .. })
+    }
+
     pub(crate) fn is_up(&self) -> bool {
         self.state == State::Up
     }

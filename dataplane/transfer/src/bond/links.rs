@@ -110,6 +110,7 @@ impl<F: Fabric> Bond<F> {
         if is_current {
             self.retry_link(id, index, now);
         }
+        self.announce(id, now);
         self.mark_dirty(id);
     }
 
@@ -161,6 +162,7 @@ impl<F: Fabric> Bond<F> {
         let mut retry = Vec::new();
         let mut told_again = Vec::new();
         let mut mute = Vec::new();
+        let mut settled = Vec::new();
         let mut silent = Vec::new();
         for (&id, peer) in &mut self.peers {
             if peer.ending.is_some() {
@@ -175,6 +177,14 @@ impl<F: Fabric> Bond<F> {
             }));
             if peer.repeat_overdue(now) {
                 told_again.push(id);
+            }
+            if !peer.announced && peer.is_settled(&self.rails, now) {
+                settled.push(id);
+            }
+            if peer.is_reach_overdue(now) {
+                peer.ending = Some("no link reaches the memory that its writes are for".to_owned());
+                mute.push(id);
+                continue;
             }
             if peer.is_fence_overdue(now) {
                 peer.ending = Some("the peer does not confirm the end of a link".to_owned());
@@ -195,6 +205,7 @@ impl<F: Fabric> Bond<F> {
             }
             self.rails[rail].fabric.disconnect(inner);
         }
+        settled.into_iter().for_each(|id| self.announce(id, now));
         told_again.into_iter().for_each(|id| self.mark_dirty(id));
         mute.into_iter().for_each(|id| self.end(id));
         for (id, index) in retry {

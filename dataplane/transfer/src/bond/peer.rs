@@ -1,16 +1,21 @@
 //! A peer with its links and lanes: what is posted next, and over which link.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use dataplane_fabric::{Event, Fabric, Full, Operation, PeerId, Priority, WorkRequest};
+use dataplane_memory::{Slab, SlabKind};
 
 use super::arrivals::Arrivals;
 use super::counters::{BondCounters, RailCounts};
-use super::lane::{Lane, LaneMarker, Next, Slice};
+use super::lane::{Lane, LaneMarker, LinkSet, Next, Slice};
 use super::link::{Link, State};
 use super::wire::{Frame, LinkName, MarkerName};
-use super::{BondConfig, FENCE_WITHIN, GREET_WITHIN, InFlightSlice, PostedSlices, Rail, SAY_AGAIN_AFTER};
+use super::{
+    BondConfig, FENCE_WITHIN, GREET_WITHIN, InFlightSlice, PostedSlices, REACH_WITHIN, Rail, SAY_AGAIN_AFTER,
+    SETTLE_WITHIN,
+};
 use crate::pieces::{bytes_of, split_front};
 
 /// Connections that one slice may end. Its place at the peer may be one that the peer's side refuses.
@@ -50,6 +55,10 @@ pub(crate) struct Peer {
     pub(crate) arrivals: [Arrivals<Event>; Priority::ALL.len()],
     /// The link that carries the events of each lane.
     pub(crate) carriers: [Option<usize>; Priority::ALL.len()],
+    /// When its first link was up.
+    pub(crate) first_up: Option<Instant>,
+    /// By lane: since when the first slice that waits has had no link that reaches its memory.
+    out_of_reach: [Option<Instant>; Priority::ALL.len()],
     /// Set once the user was told of the connection.
     pub(crate) announced: bool,
     pub(crate) early: Vec<Event>,
@@ -73,6 +82,8 @@ impl Peer {
             lanes: Default::default(),
             arrivals: Default::default(),
             carriers: [None; Priority::ALL.len()],
+            first_up: None,
+            out_of_reach: Default::default(),
             announced: false,
             early: Vec::new(),
             ending: None,
@@ -97,10 +108,31 @@ impl Peer {
         }
     }
 
+    /// The links that are up: their index, rail and connection.
+    pub(crate) fn up_links(&self) -> impl Iterator<Item = (usize, usize, PeerId)> {
+        let up = self.links.iter().enumerate().filter(|(_, link)| link.is_up());
+        up.filter_map(|(index, link)| Some((index, link.rail, link.inner?)))
+    }
+
+    /// Whether the user can be told of the connection: a link is up, and none that may come up soon would show the peer memory that
+    /// it is not shown yet. A peer that connects to us is told of at once: it asks for memory as its own links reach it.
+    pub(crate) fn is_settled<F: Fabric>(&self, rails: &[Rail<F>], now: Instant) -> bool {
+        let Some(first_up) = self.first_up else { return false };
+        let is_on_its_way = |link: &&Link| link.is_on_its_way() && link.address.is_some();
+        let shows_more = |link: &Link| {
+            let fabric = &rails[link.rail].fabric;
+            SlabKind::ALL
+                .into_iter()
+                .filter(|&kind| fabric.shown_slab(kind).is_some())
+                .any(|kind| !self.up_links().any(|(_, rail, inner)| rails[rail].fabric.shows(inner, kind)))
+        };
+        self.up_links().next().is_some()
+            && (now >= first_up + SETTLE_WITHIN || !self.links.iter().filter(is_on_its_way).any(shows_more))
+    }
+
     /// Whether a first link may still come up.
     pub(crate) fn is_waiting(&self) -> bool {
-        let is_on_its_way = |link: &Link| matches!(link.state, State::Connecting | State::Greeting { .. });
-        !self.announced && self.links.iter().any(is_on_its_way)
+        !self.announced && self.links.iter().any(Link::is_on_its_way)
     }
 
     /// A link carries nothing more: the events that it carried, or whose writes it carried, go again over another.
@@ -126,7 +158,10 @@ impl Peer {
         });
         let overdue = self.fences.iter().filter(|fence| !fence.slices.is_empty());
         let again = self.fences.iter().map(|fence| fence.said_at + SAY_AGAIN_AFTER);
-        retries.chain(overdue.map(|fence| fence.since + FENCE_WITHIN)).chain(again).min()
+        let settles = self.first_up.filter(|_| !self.announced).map(|first| first + SETTLE_WITHIN);
+        let unreached = self.out_of_reach.iter().flatten().map(|&since| since + REACH_WITHIN);
+        let fences = overdue.map(|fence| fence.since + FENCE_WITHIN).chain(again);
+        retries.chain(fences).chain(settles).chain(unreached).min()
     }
 
     /// Takes a request of the user, or hands it back when the lane is full.
@@ -267,22 +302,48 @@ impl Peer {
 
     // --- posting ---
 
-    /// The links to use: those that are up on the best rank.
-    fn best_rank<F>(&self, rails: &[Rail<F>]) -> Option<u8> {
-        self.links.iter().filter(|link| link.is_up()).map(|link| rails[link.rail].rank).min()
+    /// Whether slices have waited too long for a link that reaches their memory.
+    pub(crate) fn is_reach_overdue(&self, now: Instant) -> bool {
+        self.out_of_reach.iter().flatten().any(|&since| since + REACH_WITHIN <= now)
     }
 
-    /// The link on which `bytes` more would be done first, of those whose window has room; `full` has a bit for each that
+    /// Whether slices have begun to wait so at this moment.
+    pub(crate) fn is_out_of_reach_since(&self, now: Instant) -> bool {
+        self.out_of_reach.contains(&Some(now))
+    }
+
+    /// The links that are up on the best rank.
+    fn best_links<F>(&self, rails: &[Rail<F>]) -> LinkSet {
+        let rank = self.up_links().map(|(_, rail, _)| rails[rail].rank).min();
+        self.up_links()
+            .filter(|&(_, rail, _)| Some(rails[rail].rank) == rank)
+            .map(|(index, ..)| index)
+            .collect()
+    }
+
+    /// The links for slices between such memory: of those that are up and reach it those on the best rank.
+    fn links_between<F: Fabric>(
+        &self,
+        rails: &[Rail<F>],
+        here: Option<&Arc<Slab>>,
+        there: SlabKind,
+    ) -> LinkSet {
+        let reach =
+            || self.up_links().filter(|&(_, rail, inner)| rails[rail].fabric.reaches(inner, here, there));
+        let rank = reach().map(|(_, rail, _)| rails[rail].rank).min();
+        reach().filter(|&(_, rail, _)| Some(rails[rail].rank) == rank).map(|(index, ..)| index).collect()
+    }
+
+    /// Of these links the one on which `bytes` more would be done first and whose window has room; `full` has a bit for each that
     /// takes nothing now.
-    fn choose<F>(&self, rails: &[Rail<F>], bytes: u64, window: u64, full: u32) -> Option<usize> {
-        let rank = self.best_rank(rails)?;
-        let usable = |link: &Link| {
-            link.is_up() && rails[link.rail].rank == rank && link.outstanding_bytes < window.max(1)
+    fn choose(&self, links: LinkSet, bytes: u64, window: u64, full: u32) -> Option<usize> {
+        let usable =
+            |&index: &usize| full >> index & 1 == 0 && self.links[index].outstanding_bytes < window.max(1);
+        let done_at = |index: &usize| {
+            let link = &self.links[*index];
+            link.pace.finish_nanos(link.outstanding_bytes + bytes)
         };
-        let candidates = self.links.iter().enumerate().filter(|(i, link)| full >> i & 1 == 0 && usable(link));
-        candidates
-            .min_by_key(|(_, link)| link.pace.finish_nanos(link.outstanding_bytes + bytes))
-            .map(|(i, _)| i)
+        links.iter().filter(usable).min_by_key(done_at)
     }
 
     /// Cuts and posts what waits in a lane; true when a rail's queue was full and must be tried again. (A window has room
@@ -297,6 +358,8 @@ impl Peer {
         posted: &mut PostedSlices<'_>,
     ) -> bool {
         let mut full = 0_u32;
+        // Slices of one memory follow one another as a rule: its links are looked for once.
+        let mut between: Option<(Option<*const Slab>, SlabKind, LinkSet)> = None;
         while let Some(mut slice) = self.lanes[lane].waiting.pop_front() {
             if let Some(front) = split_front(&mut slice.operation, config.slice_bytes) {
                 let (request, failures) = (slice.request, slice.failures);
@@ -305,7 +368,21 @@ impl Peer {
                 slice = Slice { request, operation: front, is_last: false, failures };
             }
             let bytes = u64::from(bytes_of(&slice.operation));
-            let chosen = self.choose(rails, bytes, config.link_window_bytes, full);
+            let here = slice.operation.local_slab();
+            let there = slice.operation.target().map_or(SlabKind::Host, |target| target.slab);
+            let memory = (here.map(Arc::as_ptr), there);
+            let links = match between {
+                Some((here, there, links)) if (here, there) == memory => links,
+                _ => self.links_between(rails, here, there),
+            };
+            between = Some((memory.0, memory.1, links));
+            if links.is_empty() {
+                self.out_of_reach[lane].get_or_insert(now);
+                self.lanes[lane].waiting.push_front(slice);
+                return full != 0;
+            }
+            self.out_of_reach[lane] = None;
+            let chosen = self.choose(links, bytes, config.link_window_bytes, full);
             let Some((index, inner)) = chosen.and_then(|index| Some((index, self.links[index].inner?)))
             else {
                 self.lanes[lane].waiting.push_front(slice);
@@ -378,24 +455,19 @@ impl Peer {
     /// The link for the events of a lane: always the same while some are not acknowledged, so that they arrive in
     /// turn; else the first of the best.
     fn carrier<F>(&mut self, lane: usize, rails: &[Rail<F>]) -> Option<usize> {
-        let rank = self.best_rank(rails)?;
-        let is_best = |link: &Link| link.is_up() && rails[link.rail].rank == rank;
+        let best = self.best_links(rails);
+        let first = best.iter().next()?;
         let present = self.carriers[lane].filter(|&index| self.links[index].is_up());
         let may_change = present.is_none() || self.lanes[lane].may_change_carrier();
-        if may_change && !present.is_some_and(|index| is_best(&self.links[index])) {
-            self.carriers[lane] = self.links.iter().position(is_best);
+        if may_change && !present.is_some_and(|index| best.contains(index)) {
+            self.carriers[lane] = Some(first);
         }
         self.carriers[lane]
     }
 
     /// Posts control frames and the acknowledgement that is due; true when one did not fit.
     pub(crate) fn pump_control<F: Fabric>(&mut self, rails: &mut [Rail<F>]) -> bool {
-        let links: Vec<(usize, PeerId)> = self
-            .links
-            .iter()
-            .filter(|link| link.is_up())
-            .filter_map(|link| Some((link.rail, link.inner?)))
-            .collect();
+        let links: Vec<(usize, PeerId)> = self.up_links().map(|(_, rail, inner)| (rail, inner)).collect();
         if links.is_empty() {
             return false;
         }

@@ -40,8 +40,12 @@ impl<F: Fabric> Bond<F> {
             let mut posted = PostedSlices { in_flight: &mut self.in_flight, next: &mut self.next_slice };
             is_left |= peer.pump_slices(id, lane, &mut self.rails, &self.config, now, &mut posted);
         }
+        let is_newly_stuck = peer.is_out_of_reach_since(now);
         for lane in 0..peer.lanes.len() {
             is_left |= peer.pump_events(lane, &mut self.rails, &self.counters);
+        }
+        if is_newly_stuck {
+            self.deadlines_changed(now);
         }
         is_left
     }

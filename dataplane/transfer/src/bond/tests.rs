@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
 use dataplane_fabric::testing::{Pair, SLOT_BYTES, conformance, pool};
 use dataplane_fabric::{Completion, Operation, Priority, SlotRange, Source, Target};
-use dataplane_memory::SlotPool;
+use dataplane_memory::{SlabKind, SlotPool};
 
 use super::wire::LinkName;
 use super::*;
@@ -139,7 +139,7 @@ fn rails_fail_and_nothing_is_lost_doubled_or_early() {
             let back = world.pools[0].acquire().expect("a slot");
             let target = world.pools[1].acquire().expect("a slot");
             source.slab().write(source.slot(), 0, &content(round));
-            let there = Target { slot: target.slot(), generation: target.generation(), offset: 0 };
+            let there = Target::of(&target, 0);
             let write = Operation::Write {
                 source: Source::Slot { slot: source.clone(), offset: 0, len: SLOT_BYTES as u32 },
                 target: there,
@@ -221,7 +221,7 @@ fn late_packets_of_a_dead_rail_never_land_in_a_reused_slot() {
         source.slab().write(source.slot(), 0, &content(1));
         let operation = Operation::Write {
             source: Source::Slot { slot: source.clone(), offset: 0, len: SLOT_BYTES as u32 },
-            target: Target { slot: target.slot(), generation: target.generation(), offset: 0 },
+            target: Target::of(&target, 0),
             rows: None,
             immediate: Some(1),
         };
@@ -281,7 +281,7 @@ fn one_healthy_link_of_three_is_enough() {
                 source.slab().write(source.slot(), 0, &content(step as usize));
                 let operation = Operation::Write {
                     source: Source::Slot { slot: source, offset: 0, len: SLOT_BYTES as u32 },
-                    target: Target { slot: target.slot(), generation: target.generation(), offset: 0 },
+                    target: Target::of(&target, 0),
                     rows: None,
                     immediate: Some(value),
                 };
@@ -410,7 +410,7 @@ fn the_last_rail_ends_the_peer() {
     let mut world = World::new(5, &[0, 1], faults, config);
     let (to_b, _) = world.connect();
     let slot = world.pools[0].acquire().expect("a slot");
-    let target = Target { slot: 0, generation: 0, offset: 0 };
+    let target = Target { slab: SlabKind::Host, slot: 0, generation: 0, offset: 0 };
     for id in 1..=8_u64 {
         let source = Source::Slot { slot: slot.clone(), offset: 0, len: SLOT_BYTES as u32 };
         let operation = Operation::Write { source, target, rows: None, immediate: Some(1) };
@@ -443,7 +443,7 @@ fn slices_go_where_they_are_done_first() {
     let mut posted = [0_u64; 3];
     for round in 0..40_u32 {
         let source = Source::Slot { slot: source.clone(), offset: 0, len: SLOT_BYTES as u32 };
-        let there = Target { slot: target.slot(), generation: target.generation(), offset: 0 };
+        let there = Target::of(&target, 0);
         let operation = Operation::Write { source, target: there, rows: None, immediate: Some(round) };
         let post = WorkRequest { id: 0, peer: to_b, priority: Priority::Urgent, operation };
         world.bonds[0].post(post).expect("room");

@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use dataplane_fabric::{DeviceReach, Fabric};
-use dataplane_memory::{Checksummer, DeviceError, Slab, SlotPool, SlotRef};
+use dataplane_fabric::Fabric;
+use dataplane_memory::{Checksummer, DeviceError, Slab, SlabKind, SlotPool, SlotRef};
 
 use super::{Notice, Outcome, TransferId, TransferNode};
 use crate::checksum::Checksum;
 use crate::direct::{Purpose, Summing};
-use crate::outbound::Pushed;
+use crate::outbound::{Pushed, Reservation};
 use crate::terms::Greeting;
 
-/// What was pushed to be sent directly, and cannot be: its receiver does not have our heads.
+/// What was pushed to be sent directly, and cannot be: its receiver does not have our heads, or no connection to it reaches from
+/// these slots to its.
 #[derive(Debug)]
 pub(crate) struct Returned {
     pub(crate) transfer: TransferId,
@@ -44,42 +45,53 @@ impl<F: Fabric> TransferNode<F> {
 
     /// What this node says of itself to a peer.
     pub(super) fn greeting(&self) -> Greeting {
-        let is_direct = self.summing.is_some() && self.fabric.reaches_device_memory();
-        Greeting::new(self.layout, if is_direct { Checksum::Lanes } else { Checksum::Xxh3 })
+        Greeting::new(self.layout, if self.summing.is_some() { Checksum::Lanes } else { Checksum::Xxh3 })
     }
 
     /// Whether a push of these slots needs no staging, by all that is known of its receiver.
     pub(crate) fn sends_directly(&self, transfer: TransferId, slots: &[SlotRef]) -> bool {
         let reservation = self.outbound.get(transfer).and_then(|lease| lease.held.reservation());
-        reservation.is_none_or(|reservation| reservation.terms.allow_direct())
-            && self.reaches_directly(slots, DeviceReach::Local)
+        self.are_summed(slots, |slab| match reservation {
+            None => self.fabric.carries(slab),
+            Some(reservation) => self.writes_directly(slab, reservation),
+        })
     }
 
-    /// Whether peers can write to these slots, and a device verify them.
+    /// Whether what lies in this slab of a device's can go to its receiver from there.
+    fn writes_directly(&self, slab: &Arc<Slab>, to: &Reservation) -> bool {
+        to.terms.allow_direct() && self.fabric.reaches(to.peer, Some(slab), to.slab)
+    }
+
+    /// Whether some peers can write to these slots, and a device verify them.
     pub(crate) fn receives_directly(&self, slots: &[SlotRef]) -> bool {
-        self.reaches_directly(slots, DeviceReach::Peers)
+        let shown = self.fabric.shown_slab(SlabKind::Device);
+        self.are_summed(slots, |slab| shown.as_ref().is_some_and(|shown| Arc::ptr_eq(shown, slab)))
     }
 
-    /// Whether a slot lies in the slab that peers write to. The number of any other would be taken for one of that slab's.
+    /// Whether a slot lies in a slab that peers write to. The number of any other would be taken for one of that slab's.
     pub(crate) fn shown_to_peers(&self) -> impl Fn(&SlotRef) -> bool + use<F> {
-        let shown = self.fabric.shown_slab();
-        move |slot| shown.as_ref().is_some_and(|shown| Arc::ptr_eq(shown, slot.slab()))
+        let shown = SlabKind::ALL.map(|kind| self.fabric.shown_slab(kind));
+        move |slot| {
+            let shown = shown[slot.slab().kind().index()].as_ref();
+            shown.is_some_and(|shown| Arc::ptr_eq(shown, slot.slab()))
+        }
     }
 
     /// Whether peers write to the slots of this pool.
     pub(crate) fn shows_pool(&self, pool: &SlotPool) -> bool {
-        self.fabric.shown_slab().is_some_and(|shown| Arc::ptr_eq(&shown, pool.slab()))
+        let shown = self.fabric.shown_slab(pool.slab().kind());
+        shown.is_some_and(|shown| Arc::ptr_eq(&shown, pool.slab()))
     }
 
-    fn reaches_directly(&self, slots: &[SlotRef], least: DeviceReach) -> bool {
+    /// Whether the device sums each of these slots, and their slabs are as wanted.
+    fn are_summed(&self, slots: &[SlotRef], is_wanted: impl Fn(&Arc<Slab>) -> bool) -> bool {
         let Some(summing) = &self.summing else { return false };
         // Slots of one transfer lie in one slab, as a rule: it is looked at once.
         let mut known: Option<&Arc<Slab>> = None;
         slots.iter().all(|slot| {
             let slab = slot.slab();
             let is_known = known.replace(slab).is_some_and(|known| Arc::ptr_eq(known, slab));
-            let reaches = || self.fabric.device_reach(slab) >= least && summing.reaches(slab);
-            is_known || (is_on_device(slot) && reaches())
+            is_known || (is_on_device(slot) && summing.reaches(slab) && is_wanted(slab))
         })
     }
 
@@ -135,11 +147,17 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// The receiver does not have our heads: what was to be sent directly is left to staging, or is given up when
+    /// What was to be sent directly to a receiver that has asked for it, and cannot, is left to staging, or is given up when
     /// nobody has taken it by the next poll.
-    pub(super) fn give_back_direct(&mut self, transfer: TransferId) {
+    pub(super) fn give_back_out_of_reach(&mut self, transfer: TransferId) {
+        let Some(outbound) = self.outbound.get(transfer).map(|lease| &lease.held) else { return };
+        let slab = outbound.direct_slots().and_then(|slots| slots.first()).map(SlotRef::slab);
+        let Some((slab, reservation)) = slab.zip(outbound.reservation()) else { return };
+        if self.writes_directly(slab, reservation) {
+            return;
+        }
         let Some(outbound) = self.outbound.held_mut(transfer) else { return };
-        let (Some(content), true) = (outbound.content, outbound.has_direct()) else { return };
+        let Some(content) = outbound.content else { return };
         let (pushed, is_ended) = outbound.take_back();
         // What the device still sums is not of what will be sent: neither its value nor its failure counts.
         let number = outbound.number.take();
@@ -153,14 +171,38 @@ impl<F: Fabric> TransferNode<F> {
         self.returned.drain(..).filter(|returned| outbound.get(returned.transfer).is_some())
     }
 
+    /// Takes the slots of what cannot be received directly: its sender does not have our heads, or no connection to it reaches them.
+    /// [`TransferNode::receive_into`] or [`TransferNode::refuse_expectation`] follows for each.
+    pub(crate) fn take_returned_expectations(&mut self) -> Vec<(TransferId, Vec<SlotRef>)> {
+        let inbound = &mut self.inbound;
+        let take = |transfer| Some((transfer, std::mem::take(&mut inbound.get_mut(&transfer)?.slots)));
+        self.returned_expectations.drain(..).filter_map(take).collect()
+    }
+
+    /// Receives a transfer into these host slots, as many as were expected, instead of those of a device.
+    pub(crate) fn receive_into(&mut self, transfer: TransferId, slots: Vec<SlotRef>) {
+        let Some(inbound) = self.inbound.get_mut(&transfer) else { return };
+        inbound.number = None;
+        inbound.slots = slots;
+        self.unreserved.push_back(transfer);
+    }
+
+    /// There is no memory for what cannot be received directly.
+    pub(crate) fn refuse_expectation(&mut self, transfer: TransferId) {
+        self.end_inbound(transfer, Outcome::Refused, false);
+    }
+
     /// Nobody stages what was given back.
     pub(super) fn stop_returned(&mut self) {
+        const NO_STAGING: &str =
+            "transfer: the peer has other heads or no way to the device's memory, and nothing stages it";
         while let Some(Returned { transfer, .. }) = self.returned.pop() {
-            tracing::warn!(
-                transfer,
-                "transfer: the receiver has other heads, and there are no staging slots"
-            );
+            tracing::warn!(transfer, "{NO_STAGING}");
             self.stop_outbound(transfer);
+        }
+        while let Some(transfer) = self.returned_expectations.pop() {
+            tracing::warn!(transfer, "{NO_STAGING}");
+            self.refuse_expectation(transfer);
         }
     }
 

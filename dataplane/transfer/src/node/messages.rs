@@ -28,10 +28,10 @@ impl<F: Fabric> TransferNode<F> {
         let terms = self.peers.get(&peer).and_then(|state| state.terms);
         let is_sensible = match message {
             Message::Hello(greeting) => return self.greet(peer, &greeting),
-            Message::Reserve { transfer, tag, content, first_block, blocks, offset, slots } => {
+            Message::Reserve { transfer, tag, content, first_block, blocks, offset, slab, slots } => {
                 if let Some(terms) = terms {
                     let blocks = blocks as usize;
-                    let part = Reservation { peer, tag, content, first_block, blocks, slots, terms };
+                    let part = Reservation { peer, tag, content, first_block, blocks, slab, slots, terms };
                     self.reserved(transfer, offset as usize, part, now);
                 }
                 terms.is_some()

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use dataplane_fabric::{Fabric, PeerId};
-use dataplane_memory::SlotRef;
+use dataplane_memory::{SlabKind, SlotRef};
 
 use super::peers::OUTBOX_MAX;
 use super::quarantine::{Left, Quarantined};
@@ -54,7 +54,6 @@ impl<F: Fabric> TransferNode<F> {
         let number = self.direct_number(&slots);
         let mut inbound = Inbound::new(peer, tag, content, first_block, slots, self.layout.layers, self.now);
         inbound.number = number;
-        TransferCounters::add(&self.counters.received_directly, u64::from(number.is_some()));
         self.inbound.insert(transfer, inbound);
         self.timers.set(Timer::Arrival(transfer), deadline);
         if self.peers.get(&peer).is_some_and(|peer| peer.terms.is_some()) {
@@ -87,13 +86,17 @@ impl<F: Fabric> TransferNode<F> {
             return;
         };
         let Some(terms) = self.peers.get(&inbound.peer).and_then(|peer| peer.terms) else { return };
-        if inbound.number.is_some() && !terms.allow_direct() {
-            tracing::warn!(
-                transfer,
-                "transfer: the peer's rows have gaps here, which a device cannot verify"
-            );
+        let is_direct = inbound.number.is_some();
+        let slab = if is_direct { SlabKind::Device } else { SlabKind::Host };
+        let is_shown = self.fabric.shows(inbound.peer, slab);
+        if is_direct && !(is_shown && terms.allow_direct()) {
+            return self.returned_expectations.push(transfer);
+        }
+        if !is_shown && !inbound.slots.is_empty() {
+            tracing::warn!(transfer, "transfer: no connection to the sender reaches the slots");
             return self.end_inbound(transfer, Outcome::Refused, false);
         }
+        TransferCounters::add(&self.counters.received_directly, u64::from(is_direct));
         inbound.reserve(terms, self.now);
         let waited = self.now.saturating_duration_since(inbound.since);
         self.counters.stages.observe(Stage::Reserve, waited);
@@ -101,7 +104,8 @@ impl<F: Fabric> TransferNode<F> {
             (inbound.peer, inbound.tag, inbound.content, inbound.first_block);
         let slots = inbound.slot_names();
         let (blocks, offset) = (slots.len() as u32, 0);
-        self.send(peer, Message::Reserve { transfer, tag, content, first_block, blocks, offset, slots });
+        let reserve = Message::Reserve { transfer, tag, content, first_block, blocks, offset, slab, slots };
+        self.send(peer, reserve);
     }
 
     /// Ends an inbound transfer. `writes_over`: the sender cannot write to its slots any more.
@@ -110,6 +114,7 @@ impl<F: Fabric> TransferNode<F> {
         self.tags.remove(&inbound.tag);
         self.timers.cancel(Timer::Arrival(transfer));
         self.forget_sums(inbound.number);
+        self.returned_expectations.retain(|&returned| returned != transfer);
         let writes_over = writes_over || inbound.ending().is_some();
         let granted = inbound.take_grants();
         let unverified = inbound.slots.split_off(inbound.verified_blocks);

@@ -36,13 +36,11 @@ impl<F: Fabric> TransferNode<F> {
     /// Takes one message of a reservation, with the slots from block `offset` of the reservation on. A transfer that is
     /// reserved already keeps its slots, since they are being written to.
     pub(super) fn reserved(&mut self, transfer: TransferId, offset: usize, part: Reservation, now: Instant) {
-        let (peer, terms) = (part.peer, part.terms);
+        let peer = part.peer;
         let is_last = offset + part.slots.len() == part.blocks;
         match self.reserve_outbound(transfer, offset, part, now) {
             Reserved::Whole => {
-                if !terms.allow_direct() {
-                    self.give_back_direct(transfer);
-                }
+                self.give_back_out_of_reach(transfer);
                 self.active.insert(transfer);
                 self.reserved_now.push(transfer);
             }

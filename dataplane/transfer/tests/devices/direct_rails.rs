@@ -1,4 +1,4 @@
-//! Direct hand-offs over two rails, of which either may fail and come back.
+//! Direct hand-offs over two rails, of which either may fail and come back: both reach the devices, or one of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,27 +6,34 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
 use dataplane_memory::testing::SumFaults;
-use dataplane_transfer::{Bond, BondConfig, Outcome, Rail};
+use dataplane_memory::{PageSize, Slab, SlabLayout};
+use dataplane_transfer::{Bond, BondConfig, Command, Outcome, Rail};
 
-use crate::rig::{RECEIVER, SENDER, Shape, Side, TICK, World};
+use crate::rig::{LAYOUT, RECEIVER, SENDER, Shape, Side, TICK, World, content_of};
 use crate::runs::{Random, transfers};
 
-/// Two nodes and the networks between them; of the second rail, whether it reaches the devices.
-fn bonded(seed: u64, is_second_direct: bool) -> (World<Bond<SimFabric>>, [SimNetwork; 2]) {
-    let faults = Faults { delay_ticks_max: 4, queue_depth_max: 12, ..Faults::default() };
-    let networks = [1, 2].map(|rail| SimNetwork::new(seed * 31 + rail, faults));
+/// What the peers of a node write into over its second rail; over the first it is device slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Second {
+    /// Device slots too.
+    Device,
+    /// Staging slots, and the rail moves no others: as sockets do.
+    Host,
+}
+
+/// Two nodes and the networks between them.
+fn bonded(shape: &Shape, second: Second, faults: [Faults; 2]) -> (World<Bond<SimFabric>>, [SimNetwork; 2]) {
+    let seed = shape.seed;
+    let networks = [0, 1].map(|rail| SimNetwork::new(seed * 31 + 1 + rail as u64, faults[rail]));
     let (millis, start) = (Arc::new(AtomicU64::new(0)), Instant::now());
-    let sums = SumFaults { polls_max: 1 + seed % 5, ..SumFaults::default() };
     let sides = [(); 2].map(|()| {
-        Side::new(&Shape::direct(seed, sums), |device, host| {
+        Side::new(shape, |device, host| {
             let (slots, staging) = (Arc::clone(device.slab()), Arc::clone(host.slab()));
-            let second = if is_second_direct {
-                networks[1].add_direct_node_named(Arc::clone(&slots), "two")
-            } else {
-                networks[1].add_node_named(Arc::clone(&staging), "two")
+            let first = networks[0].add_direct_node_named(Arc::clone(&slots), "one");
+            let second = match second {
+                Second::Device => networks[1].add_direct_node_named(slots, "two"),
+                Second::Host => networks[1].add_node_named(staging, "two"),
             };
-            let slab = if is_second_direct { slots } else { staging };
-            let first = networks[0].add_direct_node_named(slab, "one");
             let rails = [first, second].map(|fabric| Rail { fabric, rank: 0 }).into();
             let millis = Arc::clone(&millis);
             let clock = Box::new(move || start + Duration::from_millis(millis.load(Ordering::Relaxed)));
@@ -38,7 +45,8 @@ fn bonded(seed: u64, is_second_direct: bool) -> (World<Bond<SimFabric>>, [SimNet
             )
         })
     });
-    if is_second_direct {
+    if second == Second::Device {
+        // The double takes its own copies for a card's, so not where some hand-offs are staged.
         sides[RECEIVER].memory.reorder_writes();
     }
     let clocks = networks.clone();
@@ -49,11 +57,20 @@ fn bonded(seed: u64, is_second_direct: bool) -> (World<Bond<SimFabric>>, [SimNet
     (World::new(sides, "one:0,two:0".to_owned(), tick, start), networks)
 }
 
+fn shape(seed: u64) -> Shape {
+    Shape::direct(seed, SumFaults { polls_max: 1 + seed % 5, ..SumFaults::default() })
+}
+
+const FAULTS: Faults =
+    Faults { delay_ticks_max: 4, queue_depth_max: 12, lose_one_in: 0, corrupt_one_in: 0, reorder: false };
+/// Connections are made, and nothing is heard over them.
+const BLACK_HOLE: Faults = Faults { lose_one_in: 1, ..FAULTS };
+
 #[test]
 fn slices_of_both_rails_are_verified_together() {
     for seed in 1..=8 {
         println!("seed {seed}");
-        let (mut world, networks) = bonded(seed, true);
+        let (mut world, networks) = bonded(&shape(seed), Second::Device, [FAULTS; 2]);
         let sum = transfers(&mut world, &mut Random(seed), 30, 0, |transfer, random, _| {
             if seed % 2 == 0 && transfer % 7 == 0 {
                 networks[random.below(2) as usize].cut(SENDER);
@@ -66,26 +83,125 @@ fn slices_of_both_rails_are_verified_together() {
     }
 }
 
-/// A rail that does not reach the devices may be given any slice: everything is staged.
+/// Over one rail device slots, over the other staging slots: each hand-off takes the way that there is when it begins, and slices
+/// go over the rail that reaches their memory.
 #[test]
-fn one_rail_out_of_reach_is_enough_to_stage() {
-    let (mut world, _) = bonded(3, false);
-    let sum = transfers(&mut world, &mut Random(3), 20, 0, |_, _, _| ());
-    assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 20, "{sum:?}");
-    let of = |side: usize, name: &str| world.sides[side].counter(name);
-    // What comes after a refusal begins anew, and is counted again.
-    assert!(of(SENDER, "sent_directly") == 0 && of(SENDER, "sent_staged") >= 20);
-    assert_eq!(of(RECEIVER, "received_directly"), 0);
+fn direct_and_staged_hand_offs_go_side_by_side() {
+    for seed in 1..=8 {
+        println!("seed {seed}");
+        let (mut world, networks) = bonded(&shape(seed), Second::Host, [FAULTS; 2]);
+        let of = |world: &World<_>, side: usize, name: &str| world.sides[side].counter(name);
+        let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
+        assert_eq!(
+            (sum.of(Outcome::Complete), of(&world, RECEIVER, "received_directly")),
+            (10, 10),
+            "{sum:?}"
+        );
+        // The direct rail fails, and does not come back for now.
+        networks[0].set_faults(BLACK_HOLE);
+        networks[0].cut(SENDER);
+        world.run(5);
+        let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
+        assert_eq!(sum.of(Outcome::Complete) + sum.of(Outcome::Refused), 10, "{sum:?}");
+        assert_eq!(of(&world, RECEIVER, "received_directly"), 10);
+        let staged = of(&world, RECEIVER, "received_staged");
+        assert!(staged == sum.of(Outcome::Complete) && of(&world, SENDER, "sent_staged") >= staged);
+        // It is back: its greeting is given up after five seconds, and another one follows.
+        networks[0].set_faults(FAULTS);
+        world.run(6000);
+        let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
+        assert_eq!(
+            (sum.of(Outcome::Complete), of(&world, RECEIVER, "received_directly")),
+            (10, 20),
+            "{sum:?}"
+        );
+        world.settle();
+    }
+}
+
+/// The direct rail fails again and again while transfers are under way; what arrives is right, and what cannot is told in time.
+#[test]
+fn a_direct_rail_that_fails_beside_a_staged_one_costs_transfers_and_no_bytes() {
+    let (mut complete, mut staged, mut direct) = (0, 0, 0);
+    for seed in 1..=20 {
+        println!("seed {seed}");
+        let (mut world, networks) = bonded(&shape(seed), Second::Host, [FAULTS; 2]);
+        let sum = transfers(&mut world, &mut Random(seed), 40, 8, |transfer, random, world| {
+            if transfer % 3 == 0 {
+                networks[random.below(2) as usize].cut(random.below(2) as usize);
+                world.run(random.below(12) as usize);
+            }
+        });
+        println!("{sum:?}");
+        complete += sum.of(Outcome::Complete);
+        staged += world.sides[RECEIVER].counter("received_staged");
+        direct += world.sides[RECEIVER].counter("received_directly");
+        world.settle();
+    }
+    assert!(complete > 600 && staged > 10 && direct > 600, "{complete} {staged} {direct}");
+}
+
+/// What a device's slots were named for cannot go over the rail that is left: the peer is given up after a second, long before
+/// the deadline, and the next hand-off is staged.
+#[test]
+fn slices_that_no_rail_reaches_end_their_peer() {
+    let shape = Shape { lease: Duration::from_secs(30), ..shape(3) };
+    let (mut world, networks) = bonded(&shape, Second::Host, [FAULTS; 2]);
+    let (slots, sources) = (world.sides[RECEIVER].slots(4), world.sides[SENDER].slots(4));
+    let (address, deadline) = (world.address.clone(), world.now + Duration::from_secs(20));
+    let (content, first_block) = (content_of(99), 0);
+    let expect = Command::Expect { transfer: 99, address, content, first_block, slots, deadline };
+    world.command(RECEIVER, expect);
+    world.push(99, &sources, 0..1);
+    world.run_until(|world| world.sides[RECEIVER].counter("received_directly") == 1);
+    world.run(50);
+    networks[0].set_faults(BLACK_HOLE);
+    networks[0].cut(SENDER);
+    let before = world.now;
+    world.run(5);
+    world.push(99, &sources, 1..LAYOUT.layers);
+    drop(sources);
+    world.command(SENDER, Command::PushEnd { transfer: 99 });
+    let (slots, outcome) = world.wait();
+    assert_eq!((slots.len(), outcome), (0, Outcome::PeerDown));
+    let waited = world.now - before;
+    assert!((Duration::from_secs(1)..Duration::from_millis(1500)).contains(&waited), "{waited:?}");
+    world.run_until(|world| world.sides[SENDER].notices.pop().is_some());
+    let sum = transfers(&mut world, &mut Random(3), 5, 0, |_, _, _| ());
+    assert_eq!(sum.of(Outcome::Complete), 5, "{sum:?}");
+    assert_eq!(world.sides[RECEIVER].counter("received_staged"), 5);
     world.settle();
+}
+
+/// A first hand-off waits a moment for the better way, and no longer.
+#[test]
+fn a_connection_is_told_once_its_links_reach_all_memory_or_a_moment_has_passed() {
+    for (faults, is_direct) in [(Faults { delay_ticks_max: 15, ..FAULTS }, true), (BLACK_HOLE, false)] {
+        for seed in 1..=5 {
+            let (mut world, _) = bonded(&shape(seed), Second::Host, [faults, FAULTS]);
+            world.push_whole(1, 3);
+            let (targets, before) = (world.sides[RECEIVER].slots(3), world.now);
+            world.expect(1, 0, targets);
+            let (slots, outcome) = world.wait();
+            assert_eq!((slots.len(), outcome), (3, Outcome::Complete), "seed {seed}");
+            world.check(&slots, 1, 0);
+            drop(slots);
+            assert_eq!(world.sides[RECEIVER].counter("received_directly") == 1, is_direct, "seed {seed}");
+            assert!(is_direct || world.now - before >= Duration::from_millis(100));
+            world.settle();
+        }
+    }
 }
 
 /// A slot's number would be written over another slab by one of the rails.
 #[test]
-#[should_panic(expected = "all rails show their peers one slab")]
+#[should_panic(expected = "rails show their peers one slab of a kind")]
 fn rails_that_show_two_slabs_are_no_bond() {
     let network = SimNetwork::new(1, Faults::default());
-    Side::new(&Shape::direct(1, SumFaults::default()), |device, host| {
-        let rails = [device, host].map(|pool| network.add_direct_node(Arc::clone(pool.slab())));
+    let layout = SlabLayout { slot_bytes: LAYOUT.slot_bytes(), slot_count: 8 };
+    let other = Arc::new(Slab::create("other", layout, PageSize::Standard).expect("slab"));
+    Side::new(&Shape::direct(1, SumFaults::default()), |_, host| {
+        let rails = [host.slab(), &other].map(|slab| network.add_node(Arc::clone(slab)));
         let rails = rails.map(|fabric| Rail { fabric, rank: 0 }).into();
         Bond::new(rails, BondConfig::default(), Box::new(Instant::now))
     });

@@ -32,6 +32,8 @@ pub(crate) enum Reach {
     Sources,
     /// Peers write to device slots.
     Device,
+    /// Peers write to either.
+    Both,
 }
 
 /// One node, with an accelerator.
@@ -256,6 +258,7 @@ pub(crate) fn simulated_side(shape: &Shape, reach: Reach, network: &SimNetwork) 
         Reach::Host => network.add_node(Arc::clone(host.slab())),
         Reach::Sources => network.add_direct_node(Arc::clone(host.slab())),
         Reach::Device => network.add_direct_node(Arc::clone(device.slab())),
+        Reach::Both => network.add_node_of_both([host, device].map(|pool| Arc::clone(pool.slab())), "sim"),
     })
 }
 
@@ -263,7 +266,7 @@ pub(crate) fn simulated(shape: &Shape, faults: Faults) -> (World<SimFabric>, Sim
     let network = SimNetwork::new(shape.seed, faults);
     let sides = shape.reach.map(|reach| simulated_side(shape, reach, &network));
     // What a NIC writes to the receiver's device shows only once the device was asked to settle.
-    if shape.reach[RECEIVER] == Reach::Device {
+    if matches!(shape.reach[RECEIVER], Reach::Device | Reach::Both) {
         sides[RECEIVER].memory.reorder_writes();
     }
     let clock = network.clone();

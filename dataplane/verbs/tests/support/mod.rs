@@ -11,7 +11,7 @@ use dataplane_fabric::testing::pool;
 use dataplane_fabric::{
     Completion, Event, Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest,
 };
-use dataplane_memory::{SlotPool, SlotRef};
+use dataplane_memory::{SlabKind, SlotPool, SlotRef};
 use dataplane_verbs::{Device, VerbsConfig, VerbsFabric};
 use rustix::event::{PollFd, PollFlags};
 
@@ -75,9 +75,14 @@ impl Two {
         config_b: VerbsConfig,
         pools: [Arc<SlotPool>; 2],
     ) -> Self {
+        let a = VerbsFabric::new(device_a, pools[0].slab(), Some(loopback()), config_a).expect("a");
+        let b = VerbsFabric::new(device_b, pools[1].slab(), Some(loopback()), config_b).expect("b");
+        Self::connected(a, b, pools)
+    }
+
+    /// Of fabrics that show the slots of these pools.
+    pub(crate) fn connected(mut a: VerbsFabric, b: VerbsFabric, pools: [Arc<SlotPool>; 2]) -> Self {
         let [pool_a, pool_b] = pools;
-        let mut a = VerbsFabric::new(device_a, pool_a.slab(), Some(loopback()), config_a).expect("a");
-        let b = VerbsFabric::new(device_b, pool_b.slab(), Some(loopback()), config_b).expect("b");
         let address = b.listening_on().expect("listening").to_string();
         let to_b = a.connect(&address).expect("connect starts");
         let target = pool_b.acquire().expect("slot");
@@ -127,7 +132,7 @@ impl Two {
     /// A write of `len` bytes of ones; all of them share one source.
     pub(crate) fn slot_write(&self, id: u64, len: u32) -> WorkRequest {
         let slot = self.source.clone();
-        let target = Target { slot: self.target.slot(), generation: self.target.generation(), offset: 0 };
+        let target = Target::of(&self.target, 0);
         write(self.to_b, id, Source::Slot { slot, offset: 0, len }, target)
     }
 
@@ -214,7 +219,7 @@ pub(crate) fn sleeps_and_wakes(two: Two) {
         }
         let operation = Operation::Write {
             source: Source::Slot { slot: source.clone(), offset: 0, len: 64 },
-            target: Target { slot: target_slot, generation: 0, offset: 0 },
+            target: Target { slab: SlabKind::Host, slot: target_slot, generation: 0, offset: 0 },
             rows: None,
             immediate: Some(round),
         };

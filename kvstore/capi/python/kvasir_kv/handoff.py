@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_SOCKET = re.compile(r"^(.*/kvasir-vllm-)([0-9]{1,5})(\.sock)$")
+_SOCKET = re.compile(r"^(.*/kvasir-vllm-)([0-9]{1,5})((?:-device)?\.sock)$")
 _ADDRESS_MAX = 255
 """Longest address that is read."""
 SECRET_VARIABLE = "KVASIR_TRANSFER_SECRET"
@@ -87,12 +87,11 @@ class DataPlaneAddress:
 
         Loopback addresses lead nowhere from another host.
         """
-        if self.shm is not None and self.host == here:
+        local = [(kind, path) for kind, path in (("cuda_ipc", self.cuda_ipc), ("shm", self.shm)) if path and self.host == here]
+        if local and self.cuda_ipc is None:
             return f"shm:{self.shm}"
-        ways = [("rdma", address) for address in self.rdma] + ([("tcp", self.tcp)] if self.tcp else [])
-        if self.cuda_ipc is not None and self.host == here:
-            # The others for memory that the driver does not share, and for engines on the CPU.
-            ways.insert(0, ("cuda_ipc", self.cuda_ipc))
+        # The others for memory that the driver does not share, for other heads, and for engines on the CPU.
+        ways = local + [("rdma", address) for address in self.rdma] + ([("tcp", self.tcp)] if self.tcp else [])
         if _boot(self.host) and _boot(here) and _boot(self.host) != _boot(here):
             ways = [(kind, address) for kind, address in ways if not _is_loopback(address)]
         return ",".join(f"{kind}:{address}" for kind, address in ways)
@@ -178,20 +177,20 @@ def place(
 ) -> DataPlaneAddress:
     """Where this engine's first process listens, by the sections `transfer` and `rdma` of its store's configuration.
 
-    `direct` is `device.direct`: blocks go between devices' memory.
+    `direct` is `device.direct`: blocks go between devices' memory where a transport reaches it.
     """
     kind, folder = str(transfer.get("transport", "auto")), str(transfer.get("socket_folder", ""))
     listen = str(transfer.get("listen", ""))
     _, port = _split(listen)
-    socket = str(Path(folder or tempfile.gettempdir()) / f"kvasir-{socket_name(port)}.sock")
+    socket = str(Path(folder or tempfile.gettempdir()) / f"kvasir-{socket_name(port)}")
     rails = str(rdma.get("listen", ""))
     return DataPlaneAddress(
         host(folder),
-        socket if kind in ("auto", "shm") and not direct else None,
-        listen if kind in ("auto", "tcp") and not direct else None,
+        f"{socket}.sock" if kind in ("auto", "shm") else None,
+        listen if kind in ("auto", "tcp") else None,
         _rails(rails, rdma) if rails and kind in ("auto", "rdma") else (),
         processes,
-        socket if kind in ("auto", "cuda_ipc") and direct else None,
+        f"{socket}-device.sock" if kind in ("auto", "cuda_ipc") and direct else None,
     )
 
 

@@ -55,17 +55,9 @@ impl HandOffs {
             .map(|parts| DeviceCopyThreads::open(parts, slot_bytes, &host, &completions))
             .transpose()?;
         let direct = opened.as_ref().and_then(|opened| opened.direct.as_ref());
-        let shown = match (&opened, direct) {
-            (Some(opened), Some(_)) => opened.pool.slab(),
-            _ => host.slab(),
-        };
-        if let Some(direct) = direct {
-            config.sharing = Some(Arc::clone(&direct.sharing));
-            // A push to a peer with other heads is staged all the same: from the host's slots.
-            config.sources.push(Arc::clone(host.slab()));
-        }
+        config.device = direct.map(|direct| Arc::clone(&direct.sharing));
         let because = if direct.is_some() { "device.direct = true: " } else { "" };
-        let Rails { bond, address, counters: rails, .. } = dataplane_rails::open(&config, shown)
+        let Rails { bond, address, counters: rails, .. } = dataplane_rails::open(&config, host.slab())
             .map_err(|error| failed(&format_args!("{because}{error}")))?;
         let counters = Arc::new(TransferCounters::default());
         let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
@@ -130,8 +122,8 @@ pub(crate) fn rails_config(
     is_direct: bool,
 ) -> Result<RailsConfig, Failure> {
     let transports = match settings.transport {
-        Transports::Auto if is_direct => Transport::DIRECT.to_vec(),
-        Transports::Auto => Transport::ALL.to_vec(),
+        Transports::Auto if is_direct => Transport::ALL.to_vec(),
+        Transports::Auto => Transport::HOST.to_vec(),
         Transports::CudaIpc => vec![Transport::CudaIpc],
         Transports::Shm => vec![Transport::Shm],
         Transports::Rdma => vec![Transport::Rdma],
@@ -168,9 +160,8 @@ pub(crate) fn rails_config(
         rdma_listen: rdma.listen,
         rdma: verbs,
         connections_per_device: rdma.connections_per_device as u16,
-        sharing: None,
+        device: None,
         verbs_library: None,
-        sources: Vec::new(),
         bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
         corrupt: None,
     })

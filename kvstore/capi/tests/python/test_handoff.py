@@ -511,10 +511,14 @@ class Places(unittest.TestCase):
         self.assertEqual(place.address_from("c/1"), "rdma:10.0.0.1:1", "another machine's loopback")
         self.assertEqual(DataPlaneAddress("b/1", "/x", "[::1]:7").address_from("c/1"), "")
         self.assertEqual(DataPlaneAddress("h", None, None).address_from("h"), "")
-        direct = DataPlaneAddress("b/1", rdma=("10.0.0.1:1",), cuda_ipc="/tmp/kvasir-vllm-7400.sock")
-        self.assertEqual(direct.of_process(2).address_from("b/1"), "cuda_ipc:/tmp/kvasir-vllm-7402.sock,rdma:10.0.0.1:3")
-        self.assertEqual(direct.address_from("c/1"), "rdma:10.0.0.1:1")
-        told = {"host": "b/1", "rdma": ["10.0.0.1:1"], "cuda_ipc": direct.cuda_ipc}
+        device, shm = "/tmp/kvasir-vllm-7400-device.sock", "/tmp/kvasir-vllm-7400.sock"
+        direct = DataPlaneAddress("b/1", shm, "10.0.0.1:9", ("10.0.0.1:1",), cuda_ipc=device)
+        self.assertEqual(
+            direct.of_process(2).address_from("b/1"),
+            "cuda_ipc:/tmp/kvasir-vllm-7402-device.sock,shm:/tmp/kvasir-vllm-7402.sock,rdma:10.0.0.1:3,tcp:10.0.0.1:11",
+        )
+        self.assertEqual(direct.address_from("c/1"), "rdma:10.0.0.1:1,tcp:10.0.0.1:9")
+        told = {"host": "b/1", "shm": shm, "tcp": "10.0.0.1:9", "rdma": ["10.0.0.1:1"], "cuda_ipc": device}
         self.assertEqual(DataPlaneAddress.parse(told), direct)
         self.assertIsNone(DataPlaneAddress.parse(told | {"cuda_ipc": 7}))
 

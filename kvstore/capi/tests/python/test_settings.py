@@ -47,17 +47,18 @@ class Configuration(unittest.TestCase):
             # The library takes the following ones by itself.
             self.assertIn(f'listen = "10.0.1.1:{ports[0]}"', settings.toml(4096, "x", process=process))
 
-    def test_blocks_between_devices_go_past_the_memory_of_the_host(self) -> None:
-        transfer, rdma = {"listen": "10.0.0.1:7400"}, {"listen": "10.0.1.1:8000"}
+    def test_an_engine_with_direct_hand_offs_is_told_by_every_transport(self) -> None:
+        transfer, rdma = {"listen": "10.0.0.1:7400", "socket_folder": "/tmp"}, {"listen": "10.0.1.1:8000"}
+        device, shm, tcp = "/tmp/kvasir-vllm-7400-device.sock", "/tmp/kvasir-vllm-7400.sock", "10.0.0.1:7400"
         for kind, local, rails in [
-            ("auto", True, ("10.0.1.1:8000",)),
-            ("cuda_ipc", True, ()),
-            ("rdma", False, ("10.0.1.1:8000",)),
+            ("auto", (device, shm, tcp), ("10.0.1.1:8000",)),
+            ("cuda_ipc", (device, None, None), ()),
+            ("rdma", (None, None, None), ("10.0.1.1:8000",)),
         ]:
             settings = Settings.parse({"store": {"device": {"direct": True}, "transfer": transfer | {"transport": kind}}})
             place = handoff.place(settings.transfer or {}, rdma, 1, direct=settings.direct)
-            self.assertEqual((place.shm, place.tcp, place.rdma), (None, None, rails), kind)
-            self.assertEqual(bool(place.cuda_ipc), local, kind)
+            self.assertEqual((place.cuda_ipc, place.shm, place.tcp), local, kind)
+            self.assertEqual(place.rdma, rails, kind)
         self.assertFalse(Settings.parse({"store": {"device": {}}}).direct)
 
     def test_the_device_of_the_tensors_is_filled_in(self) -> None:

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::{Fabric, PeerId, Target};
+use dataplane_memory::SlabKind;
 use kvstore_block::BlockIdentity;
 
 use super::RemotePool;
@@ -163,7 +164,7 @@ impl<F: Fabric> RemotePool<F> {
         for (bit, &grant) in grants.iter().enumerate() {
             let result = match grant {
                 Grant::Slot { slot, generation } => {
-                    part.targets[bit] = Some(Target { slot, generation, offset: 0 });
+                    part.targets[bit] = Some(Target { slab: SlabKind::Host, slot, generation, offset: 0 });
                     part.wanted |= 1 << bit;
                     continue;
                 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use dataplane_fabric::{
     Completion, Fabric, Full, Operation as Post, PeerId, Priority, SlotRange, Source, Target, WorkRequest,
 };
-use dataplane_memory::SlotRef;
+use dataplane_memory::{SlabKind, SlotRef};
 use kvstore_block::BlockIdentity;
 
 use super::RemotePool;
@@ -93,7 +93,7 @@ impl<F: Fabric> RemotePool<F> {
         };
         self.next_id += 1;
         let into = SlotRange { slot: target.clone(), offset: 0, len: found.description.bytes };
-        let from = Target { slot: found.slot, generation: found.generation, offset: 0 };
+        let from = Target { slab: SlabKind::Host, slot: found.slot, generation: found.generation, offset: 0 };
         let operation = Post::Read { into, from, rows: None };
         let request = WorkRequest { id: self.next_id, peer, priority: Priority::Urgent, operation };
         if self.fabric.post(request).is_err() {
