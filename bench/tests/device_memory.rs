@@ -80,6 +80,14 @@ impl Fabric for Port {
         ends.get(&self.address).and_then(|end| end.slab.clone()).filter(|slab| slab.kind() == kind)
     }
 
+    fn carries(&self, _slab: &Arc<Slab>) -> bool {
+        true
+    }
+
+    fn peer_shows(&self, _peer: PeerId, _kind: SlabKind) -> bool {
+        true
+    }
+
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         let mut ends = self.nic.ends();
         for (one, other, event) in [

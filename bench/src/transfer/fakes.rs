@@ -27,6 +27,12 @@ impl Fabric for Ticking {
     fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
         self.inner.shown_slab(kind)
     }
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        self.inner.carries(slab)
+    }
+    fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
+        self.inner.peer_shows(peer, kind)
+    }
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         self.inner.connect(address)
     }
@@ -117,6 +123,14 @@ impl Fabric for Queue<'_> {
 
     fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
         self.end.slab.lock().expect("lock").clone().filter(|slab| slab.kind() == kind)
+    }
+
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        slab.kind() == SlabKind::Host
+    }
+
+    fn peer_shows(&self, _peer: PeerId, kind: SlabKind) -> bool {
+        kind == SlabKind::Host
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

@@ -113,8 +113,12 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
         self.inner.carries(slab)
     }
 
-    fn shows(&self, peer: PeerId, kind: SlabKind) -> bool {
-        self.inner.shows(peer, kind)
+    fn is_shown_to(&self, peer: PeerId, kind: SlabKind) -> bool {
+        self.inner.is_shown_to(peer, kind)
+    }
+
+    fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
+        self.inner.peer_shows(peer, kind)
     }
 
     fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {

@@ -15,7 +15,7 @@
 //! 3. Each accepted request with a nonzero id yields exactly one `Completed`, at the latest when its peer
 //!    goes down. Until then the fabric holds the request's slot reference. `Done` says of a write that its bytes
 //!    have landed, of a read that they are here, of a message that the peer's fabric has it.
-//! 4. A write or read that names a stale generation, or bytes outside the registered slab, changes nothing and
+//! 4. A write or read that names a stale generation, or bytes outside the slabs that are shown, changes nothing and
 //!    takes the connection down. NICs and copy engines do not know generations: a fabric for which
 //!    [`Fabric::checks_generations`] is false checks the range only, and its users keep every slot that a peer
 //!    was told of until the peer has acknowledged or its connection has ended.
@@ -23,7 +23,7 @@
 //!    ([`Target`]). A request that a fabric cannot carry out ([`Fabric::reaches`]) takes the connection down, as in clause 4.
 //! 6. One thread drives a fabric; `poll` takes a budget and returns at once.
 //! 7. A connection between processes is reported once both sides have proved that they hold the same secret ([`auth`], [`handshake`]). What
-//!    peers may do with the slab is [`PeerAccess`].
+//!    peers may do with the slabs is [`PeerAccess`].
 
 pub mod auth;
 pub mod cores;
@@ -37,8 +37,8 @@ pub mod testing;
 pub mod wait;
 
 pub use request::{
-    Completion, ConnectError, Event, Full, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation, PeerId, Priority,
-    Rows, SlotRange, Source, Target, WorkRequest,
+    Completion, ConnectError, Event, Full, HOST_MEMORY_ONLY, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX, Operation,
+    PeerId, Priority, Rows, SlotRange, Source, Target, WorkRequest,
 };
 
 use std::os::fd::BorrowedFd;
@@ -47,7 +47,7 @@ use std::time::Instant;
 
 use dataplane_memory::{Slab, SlabKind};
 
-/// What peers may do with the slots of a fabric's own slab.
+/// What peers may do with the slots of the slabs that a fabric shows.
 ///
 /// TCP and RDMA hold them to it. Through shared memory, of a host or of devices, a peer has the whole slab: [`PeerAccess::None`]
 /// keeps it from them, the others do not differ.
@@ -90,21 +90,28 @@ pub trait Fabric {
     /// be named to peers. Asked for each slot list that is to be named, not for each block.
     fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>>;
 
-    /// Whether the slots of this slab may be sources of writes and destinations of reads. Asked for each push and each
-    /// expectation, and not for each block.
-    fn carries(&self, slab: &Arc<Slab>) -> bool {
-        slab.kind() == SlabKind::Host
+    /// Whether this node shows its peers this very slab.
+    fn shows_slab(&self, slab: &Arc<Slab>) -> bool {
+        self.shown_slab(slab.kind()).is_some_and(|shown| Arc::ptr_eq(&shown, slab))
     }
 
-    /// Whether this peer can write into the shown slab of this kind, by the connections to it as they are now.
-    fn shows(&self, _peer: PeerId, kind: SlabKind) -> bool {
+    /// Whether the slots of this slab of this node may be sources of writes and destinations of reads. Asked for each push and
+    /// each expectation, and not for each block.
+    fn carries(&self, slab: &Arc<Slab>) -> bool;
+
+    /// Whether this peer can write into the slab of this kind that this node shows, by the connections to it as they are now.
+    fn is_shown_to(&self, _peer: PeerId, kind: SlabKind) -> bool {
         self.shown_slab(kind).is_some()
     }
 
+    /// Whether this peer shows a slab of this kind to this node, by the connections to it as they are now. Over shared memory of a
+    /// host and TCP it may be that it shows none: a request that names a slot of it then ends the connection.
+    fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool;
+
     /// Whether bytes can be moved between the slots of `here` (`None`: from a request itself) and this peer's slab of the
-    /// kind `there`, by the connections to it as they are now.
-    fn reaches(&self, _peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
-        there == SlabKind::Host && here.is_none_or(|slab| self.carries(slab))
+    /// kind `there`, by one of the connections to it as they are now.
+    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+        self.peer_shows(peer, there) && here.is_none_or(|slab| self.carries(slab))
     }
 
     /// The largest message that it takes, in bytes.
@@ -161,8 +168,12 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
         (**self).carries(slab)
     }
 
-    fn shows(&self, peer: PeerId, kind: SlabKind) -> bool {
-        (**self).shows(peer, kind)
+    fn is_shown_to(&self, peer: PeerId, kind: SlabKind) -> bool {
+        (**self).is_shown_to(peer, kind)
+    }
+
+    fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
+        (**self).peer_shows(peer, kind)
     }
 
     fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {

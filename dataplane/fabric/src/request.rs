@@ -176,7 +176,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// The bytes at the peer that it names, if it names some.
+    /// Where at the peer the operation writes or reads; `None` for a message.
     #[must_use]
     pub fn target(&self) -> Option<&Target> {
         match self {
@@ -186,7 +186,7 @@ impl Operation {
         }
     }
 
-    /// The slab of this node that it moves bytes from or into; `None` when they are in the request itself.
+    /// The slab of this node that the operation moves bytes from or into; `None` when they are in the request itself.
     #[must_use]
     pub fn local_slab(&self) -> Option<&Arc<Slab>> {
         match self {
@@ -195,7 +195,18 @@ impl Operation {
             Self::Write { source: Source::Inline { .. }, .. } | Self::Send { .. } => None,
         }
     }
+
+    /// Whether the bytes that the operation moves lie in host memory on both sides.
+    #[must_use]
+    pub fn is_between_hosts(&self) -> bool {
+        self.target().is_none_or(|target| target.slab == SlabKind::Host)
+            && self.local_slab().is_none_or(|slab| slab.kind() == SlabKind::Host)
+    }
 }
+
+/// Why a fabric that moves host memory only ends a connection over which it was to move other memory.
+pub const HOST_MEMORY_ONLY: &str =
+    "refused at the sender: memory of a device, which this transport does not move";
 
 /// One operation towards one peer.
 #[derive(Debug, Clone)]

@@ -139,7 +139,7 @@ impl SimNetwork {
     }
 
     /// Adds a node that moves slots in any memory, and whose peers write into slabs of both kinds.
-    pub fn add_node_of_both(&self, slabs: [Arc<Slab>; 2], name: &'static str) -> SimFabric {
+    pub fn add_node_showing(&self, slabs: [Arc<Slab>; 2], name: &'static str) -> SimFabric {
         assert!(slabs[0].kind() != slabs[1].kind(), "peers know a slab by its kind");
         self.add(slabs.into(), name, true)
     }
@@ -418,12 +418,10 @@ impl Fabric for SimFabric {
         slab.kind() == SlabKind::Host || self.state.borrow().nodes[self.node].is_direct
     }
 
-    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+    fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
         let state = self.state.borrow();
         let remote = state.nodes[self.node].links.get(&peer).map(|link| link.remote.0);
-        let has_slab = |node: &SimNode| node.slab_of(there).is_some();
-        remote.and_then(|node| state.nodes.get(node)).is_some_and(has_slab)
-            && here.is_none_or(|slab| self.carries(slab))
+        remote.and_then(|node| state.nodes.get(node)).is_some_and(|node| node.slab_of(kind).is_some())
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {

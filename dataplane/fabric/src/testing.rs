@@ -332,14 +332,18 @@ fn a_range_outside_of_the_slot_changes_nothing(mut pair: Connected) {
 }
 
 fn a_slab_that_the_peer_does_not_show_is_out_of_reach(mut pair: Connected) {
-    let (source, to_b) = (pair.pair.pool_a.acquire().expect("a slot"), pair.to_b);
+    let (source, to_b, to_a) = (pair.pair.pool_a.acquire().expect("a slot"), pair.to_b, pair.to_a);
     let target = pair.pair.pool_b.acquire().expect("a slot");
-    let shown = target.slab().kind();
-    let a = pair.pair.a.as_ref().expect("a");
-    let reached: Vec<SlabKind> =
-        SlabKind::ALL.into_iter().filter(|&kind| a.reaches(to_b, Some(source.slab()), kind)).collect();
-    assert!(reached.contains(&shown) && a.shows(to_b, source.slab().kind()));
-    let Some(absent) = SlabKind::ALL.into_iter().find(|kind| !reached.contains(kind)) else { return };
+    let (Some(a), Some(b)) = (&pair.pair.a, &pair.pair.b) else { return };
+    assert!(a.shows_slab(source.slab()) && a.carries(source.slab()) && !a.shows_slab(target.slab()));
+    let mut absent = None;
+    for kind in SlabKind::ALL {
+        let is_shown = b.shown_slab(kind).is_some();
+        assert_eq!((b.is_shown_to(to_a, kind), a.peer_shows(to_b, kind)), (is_shown, is_shown), "{kind:?}");
+        assert_eq!(a.reaches(to_b, Some(source.slab()), kind), is_shown, "{kind:?}");
+        absent = absent.or((!is_shown).then_some(kind));
+    }
+    let Some(absent) = absent else { return };
     put(&target, 0, &[5; 64]);
     let source = Source::Slot { slot: source, offset: 0, len: 64 };
     let elsewhere = Target { slab: absent, ..Target::of(&target, 0) };

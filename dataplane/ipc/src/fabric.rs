@@ -137,9 +137,8 @@ impl Fabric for IpcFabric {
         self.sharing.carries(slab)
     }
 
-    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
-        let shows_slots = self.peers.get(&peer).is_some_and(|peer| !peer.slots().is_empty());
-        there == SlabKind::Device && shows_slots && here.is_none_or(|slab| self.carries(slab))
+    fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
+        kind == SlabKind::Device && self.peers.get(&peer).is_some_and(|peer| !peer.slots().is_empty())
     }
 
     /// A byte less than the rings take: the kind of the message.

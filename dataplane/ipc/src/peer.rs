@@ -147,8 +147,12 @@ impl Peer {
         };
         let here = span(|rows| rows.local_stride).ok_or(OUTSIDE)?;
         let there = span(|rows| rows.remote_stride).ok_or(OUTSIDE)?;
-        let is_shown = target.slab == SlabKind::Device;
-        let slot = self.slots().get(target.slot as usize).filter(|_| is_shown).ok_or(OUTSIDE)?;
+        if target.slab != SlabKind::Device {
+            return Err(
+                "refused at the sender: host memory of the peer, which this transport does not reach",
+            );
+        }
+        let slot = self.slots().get(target.slot as usize).ok_or(OUTSIDE)?;
         let is_inside = slot.slab().contains(slot.slot(), target.offset as usize, there as usize)
             && local.is_none_or(|(slot, offset)| {
                 slot.slab().contains(slot.slot(), offset as usize, here as usize)

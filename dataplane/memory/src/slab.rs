@@ -37,19 +37,27 @@ pub use layout::{PageSize, SlabLayout};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SlabKind {
     /// The mapping, which processors reach.
-    Host,
+    Host = 0,
     /// A device's memory.
-    Device,
+    Device = 1,
 }
 
 impl SlabKind {
+    /// How many kinds there are.
+    pub const COUNT: usize = 2;
     /// Every kind, in the order of [`SlabKind::index`].
-    pub const ALL: [Self; 2] = [Self::Host, Self::Device];
+    pub const ALL: [Self; Self::COUNT] = [Self::Host, Self::Device];
 
-    /// Position in a table with one entry for each kind; also its number in messages.
+    /// Position in a table with one entry for each kind; also the number of the kind in messages of peers.
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
+    }
+
+    /// The kind with this number in messages.
+    #[must_use]
+    pub fn from_index(index: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(index)).copied()
     }
 }
 

@@ -36,7 +36,7 @@ use dataplane_verbs::{Library, VerbsConfig};
 /// A kind of transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// Device memory that processes of one host share ([`RailsConfig::sharing`]).
+    /// Device memory that processes of one host share ([`RailsConfig::device`]).
     CudaIpc,
     /// Memory that processes of one host share.
     Shm,

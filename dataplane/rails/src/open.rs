@@ -19,9 +19,6 @@ use dataplane_verbs::{Device, Library, VerbsConfig, VerbsError, VerbsFabric};
 use crate::sockets::{device_socket, remove_stale_sockets};
 use crate::{Addresses, RailsConfig, Transport, TransportRequest};
 
-/// Most links to a peer over RDMA: each other transport takes one.
-const RDMA_LINKS_MAX: usize = LINKS_MAX - (Transport::ALL.len() - 1);
-
 /// A transport of any kind.
 type AnyFabric = Box<dyn Fabric + Send>;
 
@@ -74,7 +71,9 @@ pub enum RailsError {
     #[error("cuda_ipc needs slots in a device's memory (device.direct)")]
     HostSlots,
     /// There are slots in a device's memory, and no transport reaches them.
-    #[error("no transport reaches the device's memory ({0}); `kvasir doctor` says what is missing")]
+    #[error(
+        "no transport reaches the device's memory ({0}); set device.direct = false, or see rdma.devices and CUDA_VISIBLE_DEVICES"
+    )]
     DeviceOutOfReach(String),
     /// TCP.
     #[error(transparent)]
@@ -90,10 +89,12 @@ pub enum RailsError {
     Devices(String),
     /// More links to a peer than there can be.
     #[error(
-        "{devices} RDMA devices with {connections} connections each are more links to a peer than {RDMA_LINKS_MAX} \
-         (rdma.connections_per_device)"
+        "{devices} RDMA devices with {connections} connections each (rdma.connections_per_device) are more links to a peer than {limit}: \
+         of {LINKS_MAX} each other transport takes one"
     )]
     Links {
+        /// How many there can be.
+        limit: usize,
         /// Devices.
         devices: usize,
         /// Connections over each.
@@ -111,8 +112,25 @@ struct RailsBuilder<'a> {
     address: Addresses,
     names: Vec<String>,
     counters: Vec<RailCounters>,
-    /// What cannot be used, and why.
-    off: Vec<String>,
+    /// What cannot be used, or not for a device's memory, and why.
+    unavailable: Vec<(Transport, String)>,
+}
+
+/// The reasons as one text, of these transports.
+fn reasons(unavailable: &[(Transport, String)], of: &[Transport]) -> String {
+    let of = unavailable.iter().filter(|(transport, _)| of.contains(transport));
+    let texts: Vec<String> =
+        of.map(|(transport, reason)| format!("{}: {reason}", transport.name())).collect();
+    if texts.is_empty() { "none that could is configured".to_owned() } else { texts.join("; ") }
+}
+
+/// A rail over an RDMA device.
+struct RdmaRail {
+    fabric: VerbsFabric,
+    /// Where peers connect to it.
+    address: Option<String>,
+    /// Why it does not reach the slots in a device's memory, if there are some and it does not.
+    device_problem: Option<VerbsError>,
 }
 
 /// Opens what the configuration asks for, over the host slots of `slab` and those of [`RailsConfig::device`]. What this machine
@@ -120,7 +138,7 @@ struct RailsBuilder<'a> {
 pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError> {
     let address = Addresses { host: config.host.clone(), ..Addresses::default() };
     let (rails, names, counters) = (Vec::new(), Vec::new(), Vec::new());
-    let mut builder = RailsBuilder { config, slab, rails, address, names, counters, off: Vec::new() };
+    let mut builder = RailsBuilder { config, slab, rails, address, names, counters, unavailable: Vec::new() };
     let mut kinds = Vec::new();
     for (rank, &TransportRequest { transport, is_named }) in config.transports.iter().enumerate() {
         let opened = match transport {
@@ -136,18 +154,17 @@ pub fn open(config: &RailsConfig, slab: &Arc<Slab>) -> Result<Rails, RailsError>
             }
             Err(error) => {
                 tracing::info!("the transport {} is off: {error}", transport.name());
-                builder.off.push(format!("{}: {error}", transport.name()));
+                builder.unavailable.push((transport, error.to_string()));
             }
         }
     }
     if builder.rails.is_empty() {
-        return Err(RailsError::NoTransport(builder.off.join("; ")));
+        return Err(RailsError::NoTransport(reasons(&builder.unavailable, &Transport::ALL)));
     }
     let shows_device = |rail: &Rail<AnyFabric>| rail.fabric.shown_slab(SlabKind::Device).is_some();
     if config.device.is_some() && config.role.listens() && !builder.rails.iter().any(shows_device) {
-        let reasons = builder.off.join("; ");
-        let none = || "those that are configured move host memory only".to_owned();
-        return Err(RailsError::DeviceOutOfReach(if reasons.is_empty() { none() } else { reasons }));
+        let reasons = reasons(&builder.unavailable, &[Transport::CudaIpc, Transport::Rdma]);
+        return Err(RailsError::DeviceOutOfReach(reasons));
     }
     let RailsBuilder { rails, address, names, mut counters, .. } = builder;
     let bond = Bond::new(rails, config.bond, Box::new(Instant::now));
@@ -241,17 +258,19 @@ impl RailsBuilder<'_> {
             self.nearest(&library)?
         };
         let connections = usize::from(self.config.connections_per_device.max(1));
-        if devices.len() * connections > RDMA_LINKS_MAX {
-            return Err(RailsError::Links { devices: devices.len(), connections });
+        let is_other = |wanted: &&TransportRequest| wanted.transport != Transport::Rdma;
+        let limit = LINKS_MAX - self.config.transports.iter().filter(is_other).count();
+        if devices.len() * connections > limit {
+            return Err(RailsError::Links { limit, devices: devices.len(), connections });
         }
         let (mut opened, mut problems) = (Vec::new(), Vec::new());
         for (name, port) in &devices {
             for connection in 0..connections {
                 match self.rail(&library, name, *port, opened.len() as u16) {
-                    Ok((fabric, address, problem)) => {
-                        problems.extend(
-                            problem.filter(|_| connection == 0).map(|error| format!("{name}: {error}")),
-                        );
+                    Ok(RdmaRail { fabric, address, device_problem: problem }) => {
+                        let problem = problem.map(|error| format!("{name}: {error}"));
+                        // Each connection over a card has the same one as a rule.
+                        problems.extend(problem.filter(|problem| !problems.contains(problem)));
                         opened.push((rail_name(name, *port, connection, &devices), fabric, address));
                     }
                     Err(error) => {
@@ -270,8 +289,8 @@ impl RailsBuilder<'_> {
             }));
         }
         for problem in problems {
-            tracing::warn!("an RDMA device is not used, or not for a device's memory: {problem}");
-            self.off.push(format!("rdma: {problem}"));
+            tracing::warn!("an RDMA device is not used, or not for the memory of a GPU: {problem}");
+            self.unavailable.push((Transport::Rdma, problem));
         }
         for (name, fabric, address) in opened {
             let counters = Arc::clone(fabric.counters());
@@ -282,17 +301,17 @@ impl RailsBuilder<'_> {
         Ok(())
     }
 
-    /// A fabric over the host's slots and, where the card reaches them, those of the device; else with the reason.
-    fn over_slots(
+    /// A fabric over the host's slots and, where the card reaches them, those of the device. It has no address yet.
+    fn rdma_rail(
         &self,
         device: Arc<Device>,
         listen: Option<SocketAddr>,
         config: VerbsConfig,
-    ) -> Result<(VerbsFabric, Option<VerbsError>), RailsError> {
+    ) -> Result<RdmaRail, RailsError> {
         let mut fabric = VerbsFabric::new(device, self.slab, listen, config)?;
         let slab = self.config.device.as_ref().map(|device| device.slab());
-        let shown = slab.map_or(Ok(()), |slab| fabric.show(slab));
-        Ok((fabric, shown.err()))
+        let device_problem = slab.and_then(|slab| fabric.show(slab).err());
+        Ok(RdmaRail { fabric, address: None, device_problem })
     }
 
     /// The devices, and their ports, to use where none are named.
@@ -308,21 +327,19 @@ impl RailsBuilder<'_> {
         Ok(ports)
     }
 
-    /// Opens the rail of a device; returns it, the address that peers connect to (a client has none, and shows its peers no memory
-    /// either), and why it does not reach the slots in a device's memory, if it does not.
+    /// Opens the rail of an RDMA device. That of a client has no address, and shows its peers no memory either.
     fn rail(
         &self,
         library: &Arc<Library>,
         name: &str,
         port: Option<u8>,
         number: u16,
-    ) -> Result<(VerbsFabric, Option<String>, Option<VerbsError>), RailsError> {
+    ) -> Result<RdmaRail, RailsError> {
         let device = Device::open(library, Some(name))?;
         let (access, key) = (self.config.role.access(), self.config.key.clone());
         let config = VerbsConfig { port, access, key, ..self.config.rdma.clone() };
         if !self.config.role.listens() {
-            let (fabric, problem) = self.over_slots(device, None, config)?;
-            return Ok((fabric, None, problem));
+            return self.rdma_rail(device, None, config);
         }
         let (_, gid) = device.choose_port(&config)?;
         let mut listen = self.config.rdma_listen;
@@ -330,15 +347,17 @@ impl RailsBuilder<'_> {
             let port = listen.port().checked_add(number);
             listen.set_port(port.ok_or(RailsError::Address("rdma.listen: no port for this rail"))?);
         }
-        let (fabric, problem) = self.over_slots(device, Some(listen), config)?;
-        let mut bound =
-            fabric.listening_on().ok_or(RailsError::Address("rdma.listen: the device has no address"))?;
+        let rail = self.rdma_rail(device, Some(listen), config)?;
+        let mut bound = rail
+            .fabric
+            .listening_on()
+            .ok_or(RailsError::Address("rdma.listen: the device has no address"))?;
         if bound.ip().is_unspecified() {
             // Listening everywhere: peers are told the rail's own address, so that the connection takes its way.
             let none = RailsError::Address("rdma.listen names no address, and the rail has none");
             bound = SocketAddr::new(gid.address().ok_or(none)?, bound.port());
         }
-        Ok((fabric, Some(bound.to_string()), problem))
+        Ok(RdmaRail { address: Some(bound.to_string()), ..rail })
     }
 }
 
@@ -476,8 +495,9 @@ mod tests {
             names.concat().iter().map(|name| format!("RDMA over {name}")).collect::<Vec<_>>()
         );
         assert_eq!((rails.address.rdma.len(), device.usage().contexts), (6, 3));
-        let refused = open(&of(&[&device, &other], 8), &slab()).err().expect("too many").to_string();
-        assert!(refused.contains("2 RDMA devices with 8 connections each are more links"), "{refused}");
+        let refused = open(&of(&[&device, &other], 9), &slab()).err().expect("too many").to_string();
+        let text = "2 RDMA devices with 9 connections each (rdma.connections_per_device) are more links to a peer than 16";
+        assert!(refused.contains(text), "{refused}");
     }
 
     fn config(role: PeerRole) -> RailsConfig {
@@ -549,7 +569,7 @@ mod tests {
         let text = "no transport reaches the device's memory (rdma: ";
         assert!(reason.starts_with(text) && reason.contains("bytes of device memory"), "{reason}");
         let reason = opened(&[Transport::Tcp], &[]).err().expect("out of reach").to_string();
-        assert!(reason.contains("those that are configured move host memory only"), "{reason}");
+        assert!(reason.contains("(none that could is configured)"), "{reason}");
     }
 
     /// As the tier of other nodes' memory opens them: it reads and writes its nodes' memory, and they never its.
@@ -561,10 +581,11 @@ mod tests {
             let is_client = role == PeerRole::Client;
             let config = config(role);
             let (address, names, counters) = (Addresses::default(), Vec::new(), Vec::new());
-            let (rails, off) = (Vec::new(), Vec::new());
+            let (rails, unavailable) = (Vec::new(), Vec::new());
             let mut builder =
-                RailsBuilder { config: &config, slab: &slab, rails, address, names, counters, off };
-            let (fabric, told, _) = builder.rail(&library, device.name(), None, 0).expect("a rail");
+                RailsBuilder { config: &config, slab: &slab, rails, address, names, counters, unavailable };
+            let RdmaRail { fabric, address: told, .. } =
+                builder.rail(&library, device.name(), None, 0).expect("a rail");
             assert_eq!((fabric.listening_on().is_none(), told.is_none()), (is_client, is_client));
             assert_eq!(device.usage().shown_regions, usize::from(!is_client));
             if is_client {

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 use dataplane_fabric::auth::{Protocol, Transport};
 use dataplane_fabric::handshake::{HandshakeConfig, HandshakeEvent, Handshakes};
 use dataplane_fabric::{
-    Completion, ConnectError, Event, Fabric, Full, MESSAGE_BYTES_MAX, Operation, PeerAccess, PeerId,
-    Priority, WorkRequest,
+    Completion, ConnectError, Event, Fabric, Full, HOST_MEMORY_ONLY, MESSAGE_BYTES_MAX, Operation,
+    PeerAccess, PeerId, Priority, WorkRequest,
 };
 use dataplane_memory::{PageSize, Slab, SlabKind, SlabLayout};
 
@@ -171,17 +171,13 @@ impl ShmFabric {
 
     /// A request that the peer's memory does not allow: it changes nothing and ends the connection.
     #[cold]
-    fn refuse(&mut self, request: &WorkRequest, access: Access) {
+    fn refuse(&mut self, request: &WorkRequest, reason: &str) {
         // What was posted before is told as done: it must have been shown to the peer.
         self.flush();
         if request.id != 0 {
             self.completions.push_back((request.id, Completion::PeerDown));
         }
         if let Some(connection) = self.table.get_mut(request.peer) {
-            let reason = match access {
-                Access::Stale => "remote access error: a slot that was reused since it was named",
-                _ => "remote access error: bytes outside of a slot, or rows that overlap",
-            };
             connection.start_closing(&self.handshakes, reason);
         }
     }
@@ -194,6 +190,14 @@ impl Fabric for ShmFabric {
 
     fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
         (kind == SlabKind::Host && self.config.access.allows_writes()).then(|| Arc::clone(&self.shown))
+    }
+
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        slab.kind() == SlabKind::Host
+    }
+
+    fn peer_shows(&self, _peer: PeerId, kind: SlabKind) -> bool {
+        kind == SlabKind::Host
     }
 
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
@@ -222,8 +226,8 @@ impl Fabric for ShmFabric {
             Operation::Read { into, .. } => into.len as usize,
             Operation::Send { .. } => 0,
         };
-        if request.operation.target().is_some_and(|target| target.slab != SlabKind::Host) {
-            self.refuse(&request, Access::Outside);
+        if !request.operation.is_between_hosts() {
+            self.refuse(&request, HOST_MEMORY_ONLY);
             return Ok(());
         }
         if bytes > 0 && self.copied_bytes >= COPIED_BYTES_MAX {
@@ -265,10 +269,15 @@ impl Fabric for ShmFabric {
                 Access::Done
             }
         };
-        if access != Access::Done {
-            self.refuse(&request, access);
-        } else if request.id != 0 {
-            self.completions.push_back((request.id, Completion::Done));
+        match access {
+            Access::Done if request.id == 0 => {}
+            Access::Done => self.completions.push_back((request.id, Completion::Done)),
+            Access::Stale => {
+                self.refuse(&request, "remote access error: a slot that was reused since it was named");
+            }
+            Access::Outside => {
+                self.refuse(&request, "remote access error: bytes outside of a slot, or rows that overlap");
+            }
         }
         Ok(())
     }

@@ -108,6 +108,14 @@ impl Fabric for TcpFabric {
         (kind == SlabKind::Host && self.config.access.allows_writes()).then(|| Arc::clone(&self.slab))
     }
 
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        slab.kind() == SlabKind::Host
+    }
+
+    fn peer_shows(&self, _peer: PeerId, kind: SlabKind) -> bool {
+        kind == SlabKind::Host
+    }
+
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         self.start_session(address)
     }

@@ -9,9 +9,10 @@
 use std::mem;
 
 use dataplane_fabric::{
-    Completion, Event, Full, MESSAGE_BYTES_MAX, Operation, Rows, Source, Target, WorkRequest,
+    Completion, Event, Full, HOST_MEMORY_ONLY, MESSAGE_BYTES_MAX, Operation, Rows, Source, Target,
+    WorkRequest,
 };
-use dataplane_memory::{SlabKind, SlotRef};
+use dataplane_memory::SlotRef;
 
 use crate::connection::Connection;
 use crate::extent::Extent;
@@ -42,12 +43,12 @@ impl TcpFabric {
         let Some((index, session)) = session.filter(|(_, session)| session.stage == Stage::Open) else {
             return Err(Full(request));
         };
-        if request.operation.target().is_some_and(|target| target.slab != SlabKind::Host) {
+        if !request.operation.is_between_hosts() {
             if request.id != 0 {
                 let (id, completion) = (request.id, Completion::PeerDown);
                 self.events.push_back(Event::Completed { id, completion });
             }
-            self.close_session(index, "refused at the sender: memory of a device at the peer");
+            self.close_session(index, HOST_MEMORY_ONLY);
             return Ok(());
         }
         let lane = request.priority.index();

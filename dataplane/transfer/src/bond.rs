@@ -13,9 +13,9 @@
 //! ([`lane`]), are kept until acknowledged and sent again over another link if need be; the receiver takes each number
 //! once, in turn, when the markers have come.
 //!
-//! Rails may reach different memory: copy engines a device's, sockets the host's, network cards both. Which of it a peer can be
-//! named is known once the links that reach it are up ([`Fabric::shows`]). Slices whose memory no link reaches any more keep
-//! their lane waiting for a moment, and then end the peer.
+//! Rails may reach different memory: copy engines a device's, sockets the host's, network cards both. Slots of a kind may be named to
+//! a peer once a link that shows this kind is up ([`Fabric::is_shown_to`]). Slices whose memory no link reaches any more keep
+//! their lane waiting for a second, and then end the peer.
 //!
 //! A peer with one link needs none of this: its requests pass through unchanged, behind one hello.
 //!
@@ -29,6 +29,7 @@ mod lane;
 mod link;
 mod links;
 mod peer;
+mod posting;
 mod pump;
 mod wire;
 
@@ -58,7 +59,7 @@ const GREET_WITHIN: Duration = Duration::from_secs(5);
 /// How long a peer may take to confirm that a link is fenced.
 const FENCE_WITHIN: Duration = Duration::from_secs(5);
 /// A peer that we connect to is told of once its links reach every kind of memory that this node shows, or so long after the first.
-const SETTLE_WITHIN: Duration = Duration::from_millis(100);
+const SETTLE_WITHIN: Duration = Duration::from_millis(500);
 /// How long slices may wait for a link that reaches their memory, while others are up.
 const REACH_WITHIN: Duration = Duration::from_secs(1);
 /// A peer that has not confirmed the end of a link is told of it again after this.
@@ -245,6 +246,12 @@ impl<F: Fabric> Bond<F> {
         strangers.chain(self.peers.values().filter_map(|peer| peer.next_deadline(now))).min()
     }
 
+    /// Whether a link to this peer that is up fits.
+    fn has_link(&self, id: PeerId, fits: impl Fn(&F, PeerId) -> bool) -> bool {
+        let mut links = self.peers.get(&id).into_iter().flat_map(Peer::up_links);
+        links.any(|link| fits(&self.rails[link.rail].fabric, link.inner))
+    }
+
     fn mark_dirty(&mut self, id: PeerId) {
         if !self.dirty.contains(&id) {
             self.dirty.push(id);
@@ -265,24 +272,27 @@ impl<F: Fabric> Fabric for Bond<F> {
         self.rails.iter().all(|rail| rail.fabric.checks_generations())
     }
 
-    /// That of the rails that show one, see [`Bond::new`]. Which of them lead to a peer says [`Fabric::shows`].
+    /// The slab of this kind that rails show; all that show one show the same ([`Bond::new`]). Whether a link to a peer is among them
+    /// says [`Fabric::is_shown_to`].
     fn shown_slab(&self, kind: SlabKind) -> Option<Arc<Slab>> {
         self.rails.iter().find_map(|rail| rail.fabric.shown_slab(kind))
     }
 
-    /// Slices go over rails that do, as long as one leads to their peer ([`Fabric::reaches`]).
+    /// Whether a rail does. Whether a link to a peer is among those says [`Fabric::reaches`].
     fn carries(&self, slab: &Arc<Slab>) -> bool {
         self.rails.iter().any(|rail| rail.fabric.carries(slab))
     }
 
-    fn shows(&self, id: PeerId, kind: SlabKind) -> bool {
-        let Some(peer) = self.peers.get(&id) else { return false };
-        peer.up_links().any(|(_, rail, inner)| self.rails[rail].fabric.shows(inner, kind))
+    fn is_shown_to(&self, id: PeerId, kind: SlabKind) -> bool {
+        self.has_link(id, |fabric, inner| fabric.is_shown_to(inner, kind))
+    }
+
+    fn peer_shows(&self, id: PeerId, kind: SlabKind) -> bool {
+        self.has_link(id, |fabric, inner| fabric.peer_shows(inner, kind))
     }
 
     fn reaches(&self, id: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
-        let Some(peer) = self.peers.get(&id) else { return false };
-        peer.up_links().any(|(_, rail, inner)| self.rails[rail].fabric.reaches(inner, here, there))
+        self.has_link(id, |fabric, inner| fabric.reaches(inner, here, there))
     }
 
     fn message_bytes_max(&self) -> usize {

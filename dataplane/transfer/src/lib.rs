@@ -15,8 +15,8 @@
 //!    │ ◀── CancelAck ────────────── │   after it, no write of this transfer is under way
 //! ```
 //!
-//! Blocks in a device's memory stay there where the fabric reaches them and the device sums them
-//! ([`TransferNode::with_checksummer`]); others go through staging slots in host memory ([`Staging`]).
+//! Blocks in a device's memory stay there where the connections to the peer reach them, both sides hold the same heads and the device
+//! sums them ([`TransferNode::with_checksummer`]); others go through staging slots in host memory ([`Staging`]).
 //!
 //! Invariants: a slot that a peer was told of is reused only after `Finished`, `CancelAck` or the end of the
 //! connection; a block counts as arrived only when every byte of it was verified; every table and queue is bounded

@@ -32,8 +32,8 @@ use crate::stages::Stage;
 use crate::timers::{Cancelled, Timer, TimerQueue};
 use crate::wire::Message;
 pub use command::{Command, Notice, Outcome, TransferId};
-pub(crate) use direct::Returned;
 use direct::is_on_device;
+pub(crate) use direct::{Returned, ReturnedExpectation};
 use peers::{Backoff, Peer};
 use quarantine::Quarantine;
 
@@ -86,7 +86,7 @@ pub struct TransferNode<F> {
     landed: Vec<Wanted>,
     /// What cannot be sent directly, for staging to take.
     returned: Vec<Returned>,
-    /// What cannot be received directly, for staging to give other slots to.
+    /// Expectations that cannot be received directly: staging gives them host slots.
     returned_expectations: Vec<TransferId>,
     /// Outbound transfers that were reserved in this round, for staging to see.
     reserved_now: Vec<TransferId>,

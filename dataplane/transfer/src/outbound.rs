@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_fabric::{Fabric, Full, Operation, PeerId, Priority, Source, Target, WorkRequest};
 use dataplane_memory::{SlabKind, SlotRef};
@@ -21,6 +21,8 @@ use crate::wire::{Message, SlotName};
 const WRITE_BYTES_MAX: u32 = 128 << 10;
 /// What posting one write costs of a budget: about the time in which as many bytes are checksummed.
 const POST_COST_BYTES: usize = 2 << 10;
+/// A part waits so long for a connection that leads to the receiver's slots; then its transfer ends.
+const REACH_WITHIN: Duration = Duration::from_secs(1);
 /// Most parts that are written and not announced yet: the receiver remembers that they have come.
 const UNANNOUNCED_PARTS_MAX: usize = 64;
 
@@ -165,6 +167,8 @@ pub(crate) struct Outbound {
     next_asked: u64,
     /// Whether a part was announced with the device's sums.
     pub(crate) is_direct: bool,
+    /// Since when no connection leads from the slots of the next part to the receiver's.
+    out_of_reach_since: Option<Instant>,
 }
 
 /// The fabric takes no more, or the budget is spent.
@@ -387,6 +391,22 @@ impl Outbound {
                 return;
             }
             if !ready.slots.is_empty() && ready.sequence.is_none() {
+                let (to, slab) = (reservation.peer, ready.slots[0].slab());
+                if !fabric.reaches(to, Some(slab), reservation.slab) {
+                    let since = *self.out_of_reach_since.get_or_insert(clock.now);
+                    if clock.now.saturating_duration_since(since) < REACH_WITHIN {
+                        return;
+                    }
+                    let (from, to_slab) = (slab.kind(), reservation.slab);
+                    tracing::warn!(
+                        ?to,
+                        ?from,
+                        ?to_slab,
+                        "transfer: no connection leads from these slots to the receiver's"
+                    );
+                    return self.abandon();
+                }
+                self.out_of_reach_since = None;
                 ready.sequence = Some(self.next_sequence);
                 self.next_sequence = self.next_sequence.wrapping_add(1);
             }

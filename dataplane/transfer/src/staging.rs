@@ -40,7 +40,7 @@ use dataplane_fabric::Fabric;
 use dataplane_memory::{Copier, DeviceError, SlotPool, SlotRef};
 
 use crate::metrics::TransferCounters;
-use crate::node::{Command, Notice, Outcome, Returned, TransferId, TransferNode};
+use crate::node::{Command, Notice, Outcome, Returned, ReturnedExpectation, TransferId, TransferNode};
 use crate::outbound::Pushed;
 use crate::shard::PieceLayout;
 use copies::{Copies, Purpose};
@@ -162,10 +162,14 @@ impl<C: Copier> Staging<C> {
             Command::Expect { transfer, address, content, first_block, slots, deadline }
                 if slots.iter().any(is_on_device) && !node.receives_directly(&slots) =>
             {
-                // Peers that write to another slab would write over its slots of the same numbers.
+                // Peers that write to another host slab would write over its slots of the same numbers.
                 let is_shown = node.shows_pool(&self.pool);
                 let staged = is_shown.then(|| self.stage_in(transfer, slots, node.layout())).flatten();
                 let Some(incoming) = staged else {
+                    tracing::warn!(
+                        transfer,
+                        "staging: too few free slots for what is expected, or peers cannot write to them"
+                    );
                     node.handle(Command::Decline { transfer, address }, now);
                     let outcome = Outcome::Refused;
                     self.refused.push(Notice::Arrived { transfer, slots: Vec::new(), outcome });
@@ -231,7 +235,7 @@ impl<C: Copier> Staging<C> {
 
     /// Stages what the node cannot send or receive directly after all.
     fn take_returned<F: Fabric>(&mut self, node: &mut TransferNode<F>, now: Instant) {
-        for (transfer, slots) in node.take_returned_expectations() {
+        for ReturnedExpectation { transfer, slots } in node.take_returned_expectations() {
             let is_shown = node.shows_pool(&self.pool);
             let staged = is_shown.then(|| self.stage_in(transfer, slots, node.layout())).flatten();
             match staged {
@@ -240,7 +244,13 @@ impl<C: Copier> Staging<C> {
                     node.receive_into(transfer, incoming.staged());
                     self.incoming.insert(transfer, incoming);
                 }
-                None => node.refuse_expectation(transfer),
+                None => {
+                    tracing::warn!(
+                        transfer,
+                        "staging: too few free slots for what is expected, or peers cannot write to them"
+                    );
+                    node.refuse_expectation(transfer);
+                }
             }
         }
         let returned: Vec<Returned> = node.take_returned().collect();

@@ -1,7 +1,7 @@
 //! What two nodes agree on when they meet, from what each says of itself.
 //!
 //! Blocks must mean the same on both sides ([`Cut`]). The checksum is the sum over lanes as soon as one of the two wants
-//! it, because its blocks stay in a device's memory, and xxh3 otherwise. Both sides hear the same two greetings and come
+//! it, because its blocks may stay in a device's memory, and xxh3 otherwise. Both sides hear the same two greetings and come
 //! to the same terms; what does not go together ends the connection with a reason.
 //!
 //! Pure arithmetic.

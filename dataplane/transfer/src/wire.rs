@@ -133,7 +133,7 @@ impl Message {
             RESERVE => {
                 let (transfer, tag, content) = (rest.u64()?, rest.u16()?, rest.take()?);
                 let (first_block, blocks, offset) = (rest.u32()?, rest.u32()?, rest.u32()?);
-                let slab = *SlabKind::ALL.get(usize::from(rest.u8()?))?;
+                let slab = SlabKind::from_index(rest.u8()?)?;
                 let count = rest.count()?;
                 let is_within = u64::from(offset) + count as u64 <= u64::from(blocks);
                 if blocks as usize > BLOCKS_MAX || !is_within || (count == 0) != (blocks == 0) {

@@ -37,6 +37,14 @@ impl Fabric for Scripted {
         self.inner.shown_slab(kind)
     }
 
+    fn carries(&self, slab: &Arc<Slab>) -> bool {
+        self.inner.carries(slab)
+    }
+
+    fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
+        self.inner.peer_shows(peer, kind)
+    }
+
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         self.inner.connect(address)
     }

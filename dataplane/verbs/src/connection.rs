@@ -70,7 +70,7 @@ pub(crate) struct Connection {
     pub(crate) psns: [u32; 2],
     /// Whether the peer has said that its pairs are ready, before ours were.
     pub(crate) peer_is_ready: bool,
-    pub(crate) slots: Option<[RemoteSlots; SlabKind::ALL.len()]>,
+    pub(crate) slots: Option<[RemoteSlots; SlabKind::COUNT]>,
     pub(crate) message_bytes_max: u32,
     /// Whether the fabric's list of peers with work names it.
     pub(crate) is_listed: bool,

@@ -384,10 +384,9 @@ impl Fabric for VerbsFabric {
         self.local.region_of(slab).is_some()
     }
 
-    fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
+    fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
         let slots = self.connections.get(&peer.0).and_then(|connection| connection.slots);
-        slots.is_some_and(|slots| slots[there.index()].slot_count > 0)
-            && here.is_none_or(|slab| self.carries(slab))
+        slots.is_some_and(|slots| slots[kind.index()].slot_count > 0)
     }
 
     /// A NIC does not know generations; the range is checked at the sender and by the peer's NIC.

@@ -27,10 +27,10 @@ const RECEIVE_TAG: u64 = 1 << 63;
 pub(crate) struct Local {
     pub(crate) receives: SharedReceiveQueue,
     pub(crate) bounce: BounceBuffers,
-    /// The fabric's own slab first, then those of other sources.
+    /// The slab that the fabric was made with first, then the others.
     pub(crate) regions: Vec<MemoryRegion>,
     /// Indices of the regions that peers may write, by the kind of their slabs.
-    shown: [Option<usize>; SlabKind::ALL.len()],
+    shown: [Option<usize>; SlabKind::COUNT],
     pub(crate) completions: Arc<CompletionQueue>,
     pub(crate) domain: Arc<ProtectionDomain>,
     pub(crate) device: Arc<Device>,
@@ -75,7 +75,7 @@ impl Local {
         let access = Access { remote: config.access, relaxed_ordering: config.relaxed_ordering };
         let mut regions = Vec::with_capacity(1 + config.slabs_max);
         regions.push(MemoryRegion::of_slab(&domain, slab, access)?);
-        let mut shown = [None; SlabKind::ALL.len()];
+        let mut shown = [None; SlabKind::COUNT];
         shown[slab.kind().index()] = config.access.allows_writes().then_some(0);
         let capacity = Capacity {
             send_requests: config.send_queue_depth.min(limits.work_requests),

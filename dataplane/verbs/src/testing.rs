@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use dataplane_fabric::PeerId;
-use dataplane_memory::DeviceMemory;
+use dataplane_memory::{DeviceMemory, SlabKind};
 
 pub use accelerator::{Accelerator, Reach};
 pub use world::{Faults, Usage};
@@ -137,6 +137,6 @@ pub fn forge_slot_count(fabric: &mut VerbsFabric, peer: PeerId, count: u32) {
     }
 }
 
-fn slots_of(fabric: &mut VerbsFabric, peer: PeerId) -> Option<&mut [RemoteSlots; 2]> {
+fn slots_of(fabric: &mut VerbsFabric, peer: PeerId) -> Option<&mut [RemoteSlots; SlabKind::COUNT]> {
     fabric.connections.get_mut(&peer.0)?.slots.as_mut()
 }

@@ -14,7 +14,7 @@ use crate::wire::RemoteSlots;
 /// What a lane shall do, or why the request cannot be obeyed.
 pub(crate) fn translate(
     local: &Local,
-    slots: &[RemoteSlots; SlabKind::ALL.len()],
+    slots: &[RemoteSlots; SlabKind::COUNT],
     operation: Operation,
 ) -> Result<Work, String> {
     let locate = |target: Target, span: u32| {

@@ -18,8 +18,8 @@ pub(crate) const HANDSHAKE_BYTES: usize = 128;
 const MAGIC: u64 = u64::from_le_bytes(*b"KVSRRDMA");
 /// Bytes of the header of a message piece.
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 16;
-/// Where a hello has the slots of each kind of slab.
-const SLOTS_AT: [usize; SlabKind::ALL.len()] = [56, 96];
+/// Where a hello has the slots of each kind of slab, 32 bytes each; the longest operation and 4 bytes of zero lie between them, at 88.
+const SLOTS_AT: [usize; SlabKind::COUNT] = [56, 96];
 const NUMBER_BITS: u32 = 24;
 
 /// One lane's queue pair.
@@ -47,7 +47,7 @@ pub(crate) struct RemoteSlots {
 }
 
 impl RemoteSlots {
-    /// Says what is wrong with a peer's.
+    /// Checks the shape of slots that a peer has named.
     fn check(&self) -> Result<(), &'static str> {
         let is_shapeless = self.slot_bytes == 0 || self.slot_count == 0 || self.slot_stride < self.slot_bytes;
         if is_shapeless && *self != Self::default() {
@@ -85,7 +85,7 @@ pub(crate) struct Hello {
     /// Urgent and background.
     pub(crate) lanes: [LaneAddress; 2],
     /// The slots that we may read and write, of each kind of slab.
-    pub(crate) slots: [RemoteSlots; SlabKind::ALL.len()],
+    pub(crate) slots: [RemoteSlots; SlabKind::COUNT],
     /// Longest RDMA operation that its port takes.
     pub(crate) message_bytes_max: u32,
 }

@@ -121,7 +121,7 @@ fn a_card_shows_slots_of_both_kinds_side_by_side() {
             assert_eq!(two.a.reaches(two.to_b, Some(source.slab()), kind), reaches_there);
         }
         assert_eq!(two.b.reaches(two.to_a, None, kind), reaches_here, "a has registered it for itself alone");
-        assert!(two.b.shows(two.to_a, kind));
+        assert!(two.b.is_shown_to(two.to_a, kind));
     }
     for (from, source) in sources.iter().enumerate() {
         for (to, target) in targets.iter().enumerate() {
@@ -130,7 +130,7 @@ fn a_card_shows_slots_of_both_kinds_side_by_side() {
                 None => source.slab().write(source.slot(), 0, &[fill; 4096]),
                 Some(_) => device[0].1.write(at(source, 0), &[fill; 4096]).expect("inside"),
             }
-            let others = |which: usize| match which {
+            let bytes_at_target = |which: usize| match which {
                 0 => {
                     let mut bytes = vec![0; LAYOUT.slot_bytes];
                     targets[0].slab().read(3, 0, &mut bytes);
@@ -138,11 +138,14 @@ fn a_card_shows_slots_of_both_kinds_side_by_side() {
                 }
                 _ => bytes_of(&device[1].1, &targets[1]),
             };
-            let before = others(1 - to);
+            let before = bytes_at_target(1 - to);
             let source = Source::Slot { slot: source.clone(), offset: 0, len: 4096 };
             two.post(write(two.to_b, id, source, Target::of(target, 0)));
             two.until("written", |two| two.completion_at_a(id) == Some(Completion::Done));
-            assert!(others(to)[..4096] == [fill; 4096] && others(1 - to) == before, "{from} to {to}");
+            assert!(
+                bytes_at_target(to)[..4096] == [fill; 4096] && bytes_at_target(1 - to) == before,
+                "{from} to {to}"
+            );
         }
     }
 }

@@ -143,11 +143,12 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *
  *       [transfer]
  *       transport = "auto"        # "shm", "rdma", "tcp", or "auto": all that this machine has; a pair uses the best. With
- *                                 # device.direct "cuda_ipc", "rdma", or "auto": those two for the device's memory, and the
- *                                 # others for the host's
+ *                                 # device.direct "cuda_ipc" (device memory only: what that does not reach, or has other
+ *                                 # heads, is refused), "rdma" (either memory), or "auto": both, and the others for the host's
  *       listen = "127.0.0.1:0"    # where TCP listens: an address that peers reach; port 0 is one of the system's choice
  *       socket_folder = ""        # of the socket for processes of this host; empty is the system's folder for temporary files
- *       socket_name = ""          # its file is kvasir-NAME.sock; empty is a name that no other process has
+ *       socket_name = ""          # its file is kvasir-NAME.sock, and kvasir-NAME-device.sock for the device's memory; it may not
+ *                                 # end in "-device"; empty is a name that no other process has
  *       secret_file = ""          # with the secret that the processes of a cluster share, at least 32 bytes; empty is the
  *                                 # environment's KVASIR_TRANSFER_SECRET, if it is set
  *       lease = "30 s"            # how long blocks are kept for a receiver that does not come; "10 ms" to "10 min"
@@ -394,7 +395,8 @@ typedef enum kvasir_kv_ending {
     KVASIR_KV_SENDER_STOPPED = 2, /* before the end, or it has another content or layout */
     KVASIR_KV_PEER_DOWN = 3,      /* the connection could not be made, or ended */
     KVASIR_KV_DEADLINE = 4,
-    KVASIR_KV_REFUSED = 5, /* no memory for its blocks, more than 4096 transfers, a bad address, or the device failed */
+    KVASIR_KV_REFUSED = 5, /* no memory for its blocks, more than 4096 transfers, a bad address, no transport between the memory
+                              of both sides, or the device failed */
     KVASIR_KV_CANCELLED = 6
 } kvasir_kv_ending;
 
@@ -442,9 +444,8 @@ typedef struct kvasir_kv_handoff {
  * is for what is received, so that an expectation of more blocks than that is THROTTLED or a MISS; blocks from several
  * processes count once for each). With `device.direct`
  * network cards, or the copy engines of a device of the same host, read and write the device's memory instead, and the
- * devices verify; what goes to a process with other heads
- * takes the way through the host's memory, and what would come from one is a MISS. The two sides of a hand-off need not be
- * alike in any of this. The device's work begins when `event` has passed.
+ * devices verify, where they reach the peer and it has equal heads; every other hand-off takes the way through the host's
+ * memory. The two sides of a hand-off need not be alike in any of this. The device's work begins when `event` has passed.
  *
  * A push completes when its layers were copied into memory of the library's: the blocks may change from then on. OK, MISS
  * (nobody wants the transfer any more: pushes need not go on), or THROTTLED (no memory: the transfer is given up, and the
@@ -477,7 +478,8 @@ int32_t kvasir_kv_decline_handoff(kvasir_kv *handle, uint64_t transfer, const ch
 
 /*
  * Copies how peers reach this process: a line for each way, best first, such as `shm:/tmp/kvasir-1.sock` for those of
- * this host and `rdma:10.0.0.2:18500,tcp:10.0.0.2:7400` for all. At most `bytes` bytes with the final 0; `*length` is
+ * this host and `rdma:10.0.0.2:18500,tcp:10.0.0.2:7400` for all; with `device.direct` the line for processes of this host
+ * names every transport. At most `bytes` bytes with the final 0; `*length` is
  * that of the whole text without it. KVASIR_KV_INVALID_ARGUMENT without a section [transfer].
  */
 int32_t kvasir_kv_handoff_address(kvasir_kv *handle, char *text, size_t bytes, size_t *length);

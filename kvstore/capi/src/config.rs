@@ -208,7 +208,8 @@ pub(crate) struct DeviceSettings {
     pub(crate) staging: Size,
     /// The device's memory through which blocks of hand-offs go. 1 MiB to 1 TiB, and at least a block.
     pub(crate) handoff_capacity: Size,
-    /// Hand-offs go between devices' memory without the host's: over RDMA, or between processes of one host.
+    /// Hand-offs go between devices' memory without the host's where a transport reaches it on both sides: RDMA, or the driver between
+    /// processes of one host.
     pub(crate) direct: bool,
 }
 
@@ -239,7 +240,7 @@ pub(crate) struct TransferSettings {
     pub(crate) listen: SocketAddr,
     /// Folder of the shared-memory transport's socket; empty is the system's folder for temporary files.
     pub(crate) socket_folder: String,
-    /// The socket is `kvasir-NAME.sock` there; empty is a name that no other has.
+    /// The socket is `kvasir-NAME.sock` there, and `kvasir-NAME-device.sock` for a device's memory; empty is a name that no other has.
     pub(crate) socket_name: String,
     /// File with the secret that the processes of a cluster share; empty: the environment's `KVASIR_TRANSFER_SECRET`.
     pub(crate) secret_file: String,
@@ -350,6 +351,12 @@ impl TransferSettings {
         }
         if self.socket_name.contains('/') {
             misfits.push(format!("transfer.socket_name = {:?} has a slash", self.socket_name));
+        }
+        if self.socket_name.ends_with("-device") {
+            let name = &self.socket_name;
+            misfits.push(format!(
+                "transfer.socket_name = {name:?} ends in \"-device\", as the socket of a device's memory does"
+            ));
         }
         misfits
     }
@@ -529,7 +536,8 @@ impl Settings {
                 misfits.push(format!("device.direct = true takes transfer.transport = {kinds}"));
             }
             let (capacity, block_bytes) = (device.handoff_capacity, transfer.block_bytes());
-            if !device.direct && transfer.capacity.0 / block_bytes.saturating_add(SLOT_GRAIN) < 2 {
+            let is_staged = transfer.transport != Transports::CudaIpc;
+            if is_staged && transfer.capacity.0 / block_bytes.saturating_add(SLOT_GRAIN) < 2 {
                 misfits.push(format!(
                     "transfer.capacity = {} has no room for two blocks of {block_bytes} bytes: one to send, one to receive",
                     transfer.capacity
@@ -634,6 +642,11 @@ mod tests {
             ("[transfer]\nlayers = 4096\nhead_bytes = \"1 GiB\"\n", "above 4 GiB"),
             ("[transfer]\nlisten = \"0.0.0.0:1\"\n", "must be one of this host"),
             ("[transfer]\nsocket_name = \"../x\"\n", "has a slash"),
+            ("[transfer]\nsocket_name = \"x-device\"\n", "ends in \"-device\""),
+            (
+                "[device]\ndirect = true\n[transfer]\ncapacity = \"1 MiB\"\nhead_bytes = \"1 MiB\"\n",
+                "transfer.capacity = \"1 MiB\" has no room for two blocks",
+            ),
             (
                 "[transfer]\ntransport = \"pigeon\"\n",
                 "expected one of `auto`, `cuda_ipc`, `shm`, `rdma`, `tcp`",

@@ -152,7 +152,7 @@ impl<F: Fabric> Bond<F> {
         RailCounts::add(restored, u64::from(link.connection > 1));
         link.state = State::Up;
         link.up_since = Some(now);
-        peer.first_up.get_or_insert(now);
+        peer.settling_since.get_or_insert(now);
         self.announce(id, now);
         self.mark_dirty(id);
     }

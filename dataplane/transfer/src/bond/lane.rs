@@ -52,7 +52,7 @@ pub(crate) struct Slice {
 pub(crate) struct LinkSet(u16);
 
 impl LinkSet {
-    fn insert(&mut self, link: usize) {
+    pub(crate) fn insert(&mut self, link: usize) {
         self.0 |= 1 << link;
     }
 
@@ -60,7 +60,7 @@ impl LinkSet {
         self.0 >> link & 1 == 1
     }
 
-    fn without(self, other: Self) -> Self {
+    pub(crate) fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
@@ -70,14 +70,6 @@ impl LinkSet {
 
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..u16::BITS as usize).filter(move |&link| self.contains(link))
-    }
-}
-
-impl FromIterator<usize> for LinkSet {
-    fn from_iter<I: IntoIterator<Item = usize>>(links: I) -> Self {
-        let mut set = Self::default();
-        links.into_iter().for_each(|link| set.insert(link));
-        set
     }
 }
 

@@ -61,8 +61,8 @@ impl Link {
         self.markers = [0; Priority::ALL.len()];
     }
 
-    /// Whether it is being made.
-    pub(crate) fn is_on_its_way(&self) -> bool {
+    /// Whether its connection is being made.
+    pub(crate) fn is_being_made(&self) -> bool {
         matches!(self.state, State::Connecting | State::Greeting { .. })
     }
 

@@ -181,8 +181,8 @@ impl<F: Fabric> Bond<F> {
             if !peer.announced && peer.is_settled(&self.rails, now) {
                 settled.push(id);
             }
-            if peer.is_reach_overdue(now) {
-                peer.ending = Some("no link reaches the memory that its writes are for".to_owned());
+            if peer.is_reach_overdue(&self.rails, now) {
+                peer.ending = Some("no link reaches the memory that its reads and writes name".to_owned());
                 mute.push(id);
                 continue;
             }

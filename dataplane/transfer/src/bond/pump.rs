@@ -30,7 +30,7 @@ impl<F: Fabric> Bond<F> {
         else {
             return false;
         };
-        let mut is_left = false;
+        let (mut is_left, out_of_reach) = (false, peer.out_of_reach);
         is_left |= peer.pump_control(&mut self.rails);
         for lane in 0..peer.lanes.len() {
             if lane > 0 && !peer.lanes[0].waiting.is_empty() {
@@ -40,11 +40,11 @@ impl<F: Fabric> Bond<F> {
             let mut posted = PostedSlices { in_flight: &mut self.in_flight, next: &mut self.next_slice };
             is_left |= peer.pump_slices(id, lane, &mut self.rails, &self.config, now, &mut posted);
         }
-        let is_newly_stuck = peer.is_out_of_reach_since(now);
+        let has_new_deadline = peer.out_of_reach != out_of_reach;
         for lane in 0..peer.lanes.len() {
             is_left |= peer.pump_events(lane, &mut self.rails, &self.counters);
         }
-        if is_newly_stuck {
+        if has_new_deadline {
             self.deadlines_changed(now);
         }
         is_left

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
 use dataplane_fabric::testing::{Pair, SLOT_BYTES, conformance, pool};
 use dataplane_fabric::{Completion, Operation, Priority, SlotRange, Source, Target};
-use dataplane_memory::{SlabKind, SlotPool};
+use dataplane_memory::testing::{Abilities, DeviceDouble};
+use dataplane_memory::{DeviceMemory, PageSize, SlabKind, SlotPool, SlotRef};
 
 use super::wire::LinkName;
 use super::*;
@@ -531,4 +532,91 @@ fn a_peer_that_starts_anew_is_another() {
         world.bonds[0].peers.is_empty() && world.bonds[1].peers.is_empty(),
         "nothing is left of either end"
     );
+}
+
+/// Over the better rail lies a device's memory, over the other the host's: reads and writes of either take the rail that reaches it.
+#[test]
+fn reads_and_writes_take_the_rail_that_reaches_their_memory() {
+    let networks =
+        [1, 2].map(|seed| SimNetwork::new(seed, Faults { delay_ticks_max: 4, ..Faults::default() }));
+    let (clock, start) = (Arc::new(AtomicU64::new(0)), Instant::now());
+    let layout = dataplane_memory::SlabLayout { slot_bytes: 4096, slot_count: 4 };
+    let pools = [0, 1].map(|_| {
+        let memory = DeviceDouble::new(layout.slots_bytes(), Abilities::default());
+        let device = Slab::on_device("device", layout, memory as Arc<dyn DeviceMemory>).expect("slab");
+        let host = Slab::create("host", layout, PageSize::Standard).expect("slab");
+        [device, host].map(|slab| SlotPool::new(Arc::new(slab)))
+    });
+    let mut bonds = [0, 1].map(|node: usize| {
+        let [device, host] = [0, 1].map(|memory: usize| Arc::clone(pools[node][memory].slab()));
+        let rails = vec![
+            Rail { fabric: networks[0].add_direct_node_named(device, "one"), rank: 0 },
+            Rail { fabric: networks[1].add_node_named(host, "two"), rank: 1 },
+        ];
+        let ticks = Arc::clone(&clock);
+        let now = move || start + Duration::from_micros(ticks.load(Ordering::Relaxed));
+        Bond::new(rails, BondConfig { slice_bytes: 1000, ..BondConfig::default() }, Box::new(now))
+    });
+    let to_b = bonds[0].connect("one:1,two:1").expect("an address");
+    let mut events: [Vec<Event>; 2] = Default::default();
+    let step = |bonds: &mut [Bond<SimFabric>; 2], events: &mut [Vec<Event>; 2]| {
+        clock.fetch_add(100, Ordering::Relaxed);
+        networks.iter().for_each(|network| network.advance(1));
+        for (bond, events) in bonds.iter_mut().zip(events) {
+            bond.flush();
+            bond.poll(64, events);
+        }
+    };
+    (0..100).for_each(|_| step(&mut bonds, &mut events));
+    assert_eq!(events[0], [Event::Connected { peer: to_b }]);
+    let put = |slot: &SlotRef, byte: u8| match slot.slab().device() {
+        Some(device) => device.write(slot.slot() as usize * layout.stride(), &[byte; 4096]).expect("inside"),
+        None => slot.slab().write(slot.slot(), 0, &[byte; 4096]),
+    };
+    let get = |slot: &SlotRef| {
+        let mut bytes = vec![0; 4096];
+        match slot.slab().device() {
+            Some(device) => device.read(slot.slot() as usize * layout.stride(), &mut bytes).expect("inside"),
+            None => slot.slab().read(slot.slot(), 0, &mut bytes),
+        }
+        bytes
+    };
+    let (device, host) = (0, 1);
+    for (number, (here, there, is_read)) in [
+        (device, device, false),
+        (host, host, false),
+        (host, device, false),
+        (device, device, true),
+        (host, host, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (near, far) = (pools[0][here].acquire().expect("slot"), pools[1][there].acquire().expect("slot"));
+        let (from, to) = if is_read { (&far, &near) } else { (&near, &far) };
+        put(from, number as u8 + 1);
+        let operation = match is_read {
+            true => Operation::Read {
+                into: SlotRange { slot: near.clone(), offset: 0, len: 4096 },
+                from: Target::of(&far, 0),
+                rows: None,
+            },
+            false => Operation::Write {
+                source: Source::Slot { slot: near.clone(), offset: 0, len: 4096 },
+                target: Target::of(&far, 0),
+                rows: None,
+                immediate: None,
+            },
+        };
+        let before = [0, 1].map(|rail| bonds[0].counters().rail(rail).bytes.load(Ordering::Relaxed));
+        let id = number as u64 + 1;
+        let request = WorkRequest { id, peer: to_b, priority: Priority::Urgent, operation };
+        bonds[0].post(request).expect("room");
+        (0..200).for_each(|_| step(&mut bonds, &mut events));
+        assert!(events[0].contains(&Event::Completed { id, completion: Completion::Done }), "{events:?}");
+        assert!(get(to).iter().all(|&byte| byte == number as u8 + 1), "{here} {there} {is_read}");
+        let moved =
+            [0, 1].map(|rail| bonds[0].counters().rail(rail).bytes.load(Ordering::Relaxed) - before[rail]);
+        assert_eq!(moved, if there == device { [4096, 0] } else { [0, 4096] });
+    }
 }

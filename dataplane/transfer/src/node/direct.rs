@@ -23,6 +23,15 @@ pub(crate) struct Returned {
     pub(crate) is_ended: bool,
 }
 
+/// What was expected into a device's slots, and cannot be received there. [`TransferNode::receive_into`] or
+/// [`TransferNode::refuse_expectation`] has to follow.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct ReturnedExpectation {
+    pub(crate) transfer: TransferId,
+    pub(crate) slots: Vec<SlotRef>,
+}
+
 pub(super) fn is_on_device(slot: &SlotRef) -> bool {
     slot.slab().device().is_some()
 }
@@ -51,21 +60,20 @@ impl<F: Fabric> TransferNode<F> {
     /// Whether a push of these slots needs no staging, by all that is known of its receiver.
     pub(crate) fn sends_directly(&self, transfer: TransferId, slots: &[SlotRef]) -> bool {
         let reservation = self.outbound.get(transfer).and_then(|lease| lease.held.reservation());
-        self.are_summed(slots, |slab| match reservation {
+        self.device_sums_all(slots, |slab| match reservation {
             None => self.fabric.carries(slab),
-            Some(reservation) => self.writes_directly(slab, reservation),
+            Some(reservation) => self.can_write_directly(slab, reservation),
         })
     }
 
-    /// Whether what lies in this slab of a device's can go to its receiver from there.
-    fn writes_directly(&self, slab: &Arc<Slab>, to: &Reservation) -> bool {
+    /// Whether blocks can go from this slab, in a device's memory, to the slots of a reservation.
+    fn can_write_directly(&self, slab: &Arc<Slab>, to: &Reservation) -> bool {
         to.terms.allow_direct() && self.fabric.reaches(to.peer, Some(slab), to.slab)
     }
 
     /// Whether some peers can write to these slots, and a device verify them.
     pub(crate) fn receives_directly(&self, slots: &[SlotRef]) -> bool {
-        let shown = self.fabric.shown_slab(SlabKind::Device);
-        self.are_summed(slots, |slab| shown.as_ref().is_some_and(|shown| Arc::ptr_eq(shown, slab)))
+        self.device_sums_all(slots, |slab| self.fabric.shows_slab(slab))
     }
 
     /// Whether a slot lies in a slab that peers write to. The number of any other would be taken for one of that slab's.
@@ -79,12 +87,11 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Whether peers write to the slots of this pool.
     pub(crate) fn shows_pool(&self, pool: &SlotPool) -> bool {
-        let shown = self.fabric.shown_slab(pool.slab().kind());
-        shown.is_some_and(|shown| Arc::ptr_eq(&shown, pool.slab()))
+        self.fabric.shows_slab(pool.slab())
     }
 
     /// Whether the device sums each of these slots, and their slabs are as wanted.
-    fn are_summed(&self, slots: &[SlotRef], is_wanted: impl Fn(&Arc<Slab>) -> bool) -> bool {
+    fn device_sums_all(&self, slots: &[SlotRef], is_wanted: impl Fn(&Arc<Slab>) -> bool) -> bool {
         let Some(summing) = &self.summing else { return false };
         // Slots of one transfer lie in one slab, as a rule: it is looked at once.
         let mut known: Option<&Arc<Slab>> = None;
@@ -153,7 +160,7 @@ impl<F: Fabric> TransferNode<F> {
         let Some(outbound) = self.outbound.get(transfer).map(|lease| &lease.held) else { return };
         let slab = outbound.direct_slots().and_then(|slots| slots.first()).map(SlotRef::slab);
         let Some((slab, reservation)) = slab.zip(outbound.reservation()) else { return };
-        if self.writes_directly(slab, reservation) {
+        if self.can_write_directly(slab, reservation) {
             return;
         }
         let Some(outbound) = self.outbound.held_mut(transfer) else { return };
@@ -171,11 +178,14 @@ impl<F: Fabric> TransferNode<F> {
         self.returned.drain(..).filter(|returned| outbound.get(returned.transfer).is_some())
     }
 
-    /// Takes the slots of what cannot be received directly: its sender does not have our heads, or no connection to it reaches them.
-    /// [`TransferNode::receive_into`] or [`TransferNode::refuse_expectation`] follows for each.
-    pub(crate) fn take_returned_expectations(&mut self) -> Vec<(TransferId, Vec<SlotRef>)> {
+    /// Takes the expectations that cannot be received directly: their senders do not have our heads, or no connection to them leads
+    /// to the device.
+    pub(crate) fn take_returned_expectations(&mut self) -> Vec<ReturnedExpectation> {
         let inbound = &mut self.inbound;
-        let take = |transfer| Some((transfer, std::mem::take(&mut inbound.get_mut(&transfer)?.slots)));
+        let take = |transfer| {
+            let slots = std::mem::take(&mut inbound.get_mut(&transfer)?.slots);
+            Some(ReturnedExpectation { transfer, slots })
+        };
         self.returned_expectations.drain(..).filter_map(take).collect()
     }
 
@@ -194,8 +204,7 @@ impl<F: Fabric> TransferNode<F> {
 
     /// Nobody stages what was given back.
     pub(super) fn stop_returned(&mut self) {
-        const NO_STAGING: &str =
-            "transfer: the peer has other heads or no way to the device's memory, and nothing stages it";
+        const NO_STAGING: &str = "transfer: the peer has other heads, or no connection leads to the device's memory; and there are no staging slots";
         while let Some(Returned { transfer, .. }) = self.returned.pop() {
             tracing::warn!(transfer, "{NO_STAGING}");
             self.stop_outbound(transfer);

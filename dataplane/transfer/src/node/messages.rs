@@ -55,6 +55,10 @@ impl<F: Fabric> TransferNode<F> {
     }
 
     fn greet(&mut self, peer: PeerId, theirs: &Greeting) -> Result<(), Breach> {
+        if self.peers.get(&peer).is_some_and(|state| state.terms.is_some()) {
+            // A second greeting.
+            return Err(Breach::NoSense);
+        }
         let terms = Terms::between(&self.greeting(), theirs);
         if terms == Err(Breach::Blocks) {
             tracing::warn!(?theirs, ours = ?self.layout, "transfer: the peer's blocks differ from ours");

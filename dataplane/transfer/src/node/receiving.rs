@@ -88,12 +88,18 @@ impl<F: Fabric> TransferNode<F> {
         let Some(terms) = self.peers.get(&inbound.peer).and_then(|peer| peer.terms) else { return };
         let is_direct = inbound.number.is_some();
         let slab = if is_direct { SlabKind::Device } else { SlabKind::Host };
-        let is_shown = self.fabric.shows(inbound.peer, slab);
+        let is_shown = self.fabric.is_shown_to(inbound.peer, slab);
         if is_direct && !(is_shown && terms.allow_direct()) {
+            tracing::debug!(transfer, peer = ?inbound.peer, is_shown, "transfer: to be received into staging slots");
             return self.returned_expectations.push(transfer);
         }
         if !is_shown && !inbound.slots.is_empty() {
-            tracing::warn!(transfer, "transfer: no connection to the sender reaches the slots");
+            let peer = inbound.peer;
+            tracing::warn!(
+                transfer,
+                ?peer,
+                "transfer: no connection to the sender leads into host memory; see transfer.transport on both sides"
+            );
             return self.end_inbound(transfer, Outcome::Refused, false);
         }
         TransferCounters::add(&self.counters.received_directly, u64::from(is_direct));

@@ -131,20 +131,26 @@ fn a_receiver_that_lacks_heads_of_its_sender_stages_after_all() {
         simulated_side(&Shape { layout, ..Shape::direct(4, SumFaults::default()) }, reach, &network)
     });
     let mut world = World::new(sides, "0".to_owned(), move || network.advance(1), Instant::now());
-    for transfer in 1..=6 {
+    for transfer in 1..=9 {
         let (sources, targets) = (world.sides[SENDER].slots(3), world.sides[RECEIVER].slots(3));
         sources.iter().for_each(|slot| world.sides[SENDER].fill(slot, &heads_of(&shard(0, 4))));
         world.expect(transfer, 0, targets);
-        // Cancelled before its sender has greeted, and while it is staged.
-        world.run([0, 0, 9][transfer as usize % 3]);
-        if transfer % 3 == 1 {
+        // One is not cancelled, one before it is known how it is received, one after.
+        let cancelled_after = [None, Some(0), Some(9)][transfer as usize % 3];
+        world.run(cancelled_after.unwrap_or(5));
+        let staged = world.sides[RECEIVER].counter("received_staged");
+        if cancelled_after.is_some() {
             world.command(RECEIVER, Command::Cancel { transfer });
         }
         world.push(transfer, &sources, 0..3);
         world.command(SENDER, Command::PushEnd { transfer });
         let (slots, outcome) = world.wait();
-        let expected = if transfer % 3 == 1 { (0, Outcome::SenderStopped) } else { (3, Outcome::Complete) };
-        assert_eq!((slots.len(), outcome), expected);
+        match cancelled_after {
+            None => assert_eq!((slots.len(), outcome), (3, Outcome::Complete)),
+            Some(_) => assert_eq!((slots.len(), outcome), (0, Outcome::SenderStopped)),
+        }
+        let is_known = transfer > 1 && cancelled_after != Some(0) || transfer == 3;
+        assert!(!is_known || staged >= transfer / 3, "transfer {transfer}: {staged} staged");
         for slot in &slots {
             assert!(world.sides[RECEIVER].bytes_of(slot) == heads_of(&shard(2, 2)), "transfer {transfer}");
         }
@@ -152,7 +158,32 @@ fn a_receiver_that_lacks_heads_of_its_sender_stages_after_all() {
     world.settle();
     let of = |side: usize, name: &str| world.sides[side].counter(name);
     assert_eq!((of(RECEIVER, "received_directly"), of(SENDER, "sent_directly")), (0, 0));
-    assert!(of(RECEIVER, "received_staged") >= 4);
+    assert_eq!(of(RECEIVER, "received_staged"), 6, "all but those that were cancelled before");
+}
+
+/// Of what is given back more than there are staging slots for is refused, as what is staged from the beginning.
+#[test]
+fn a_receiver_with_too_few_staging_slots_refuses_what_it_cannot_receive_directly() {
+    let network = SimNetwork::new(4, Faults::default());
+    let sides = [(shard(0, 4), 32), (shard(2, 2), 8)].map(|(layout, staging_slots)| {
+        let shape = Shape { layout, staging_slots, ..Shape::direct(4, SumFaults::default()) };
+        simulated_side(&shape, Reach::Both, &network)
+    });
+    let mut world = World::new(sides, "0".to_owned(), move || network.advance(1), Instant::now());
+    // Half of eight slots are for what is received.
+    for (transfer, blocks, expected) in
+        [(1, 5, Outcome::Refused), (2, 4, Outcome::Complete), (3, 5, Outcome::Refused)]
+    {
+        let (sources, targets) = (world.sides[SENDER].slots(blocks), world.sides[RECEIVER].slots(blocks));
+        world.push(transfer, &sources, 0..3);
+        world.command(SENDER, Command::PushEnd { transfer });
+        world.expect(transfer, 0, targets);
+        let (slots, outcome) = world.wait();
+        let count = if expected == Outcome::Complete { blocks } else { 0 };
+        assert_eq!((slots.len(), outcome), (count, expected), "transfer {transfer}");
+        drop((slots, sources));
+        world.settle();
+    }
 }
 
 /// Without staging slots there is no other way: both sides are told.
@@ -202,7 +233,7 @@ fn device_slots_that_nobody_verifies_are_refused() {
     world.settle();
 }
 
-/// Peers write to one slab, by numbers: slots of any other, a device's or the host's, would stand for live ones of it.
+/// Peers write to one slab of a kind, by numbers: slots of any other of the kind would stand for live ones of it.
 #[test]
 fn slots_of_a_slab_that_peers_do_not_write_to_are_refused() {
     let network = SimNetwork::new(2, Faults::default());

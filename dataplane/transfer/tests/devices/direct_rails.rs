@@ -6,35 +6,50 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::sim::{Faults, SimFabric, SimNetwork};
 use dataplane_memory::testing::SumFaults;
-use dataplane_memory::{PageSize, Slab, SlabLayout};
-use dataplane_transfer::{Bond, BondConfig, Command, Outcome, Rail};
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotRef};
+use dataplane_transfer::{Bond, BondConfig, Command, HeadRange, Outcome, PieceLayout, Rail};
 
-use crate::rig::{LAYOUT, RECEIVER, SENDER, Shape, Side, TICK, World, content_of};
+use crate::rig::{LAYOUT, RECEIVER, SENDER, Shape, Side, TICK, World, content, content_of};
 use crate::runs::{Random, transfers};
 
 /// What the peers of a node write into over its second rail; over the first it is device slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Second {
+enum SecondRail {
     /// Device slots too.
     Device,
     /// Staging slots, and the rail moves no others: as sockets do.
     Host,
 }
 
-/// Two nodes and the networks between them.
-fn bonded(shape: &Shape, second: Second, faults: [Faults; 2]) -> (World<Bond<SimFabric>>, [SimNetwork; 2]) {
-    let seed = shape.seed;
+/// Two nodes of one shape and the networks between them.
+fn bonded(
+    shape: &Shape,
+    second: SecondRail,
+    faults: [Faults; 2],
+) -> (World<Bond<SimFabric>>, [SimNetwork; 2]) {
+    bonded_with([shape, shape], second, [0, 0], faults)
+}
+
+/// Two nodes and the networks between them, with the ranks of the two rails.
+fn bonded_with(
+    shapes: [&Shape; 2],
+    second: SecondRail,
+    ranks: [u8; 2],
+    faults: [Faults; 2],
+) -> (World<Bond<SimFabric>>, [SimNetwork; 2]) {
+    let seed = shapes[0].seed;
     let networks = [0, 1].map(|rail| SimNetwork::new(seed * 31 + 1 + rail as u64, faults[rail]));
     let (millis, start) = (Arc::new(AtomicU64::new(0)), Instant::now());
-    let sides = [(); 2].map(|()| {
+    let sides = shapes.map(|shape| {
         Side::new(shape, |device, host| {
             let (slots, staging) = (Arc::clone(device.slab()), Arc::clone(host.slab()));
             let first = networks[0].add_direct_node_named(Arc::clone(&slots), "one");
             let second = match second {
-                Second::Device => networks[1].add_direct_node_named(slots, "two"),
-                Second::Host => networks[1].add_node_named(staging, "two"),
+                SecondRail::Device => networks[1].add_direct_node_named(slots, "two"),
+                SecondRail::Host => networks[1].add_node_named(staging, "two"),
             };
-            let rails = [first, second].map(|fabric| Rail { fabric, rank: 0 }).into();
+            let rails = [(first, ranks[0]), (second, ranks[1])];
+            let rails = rails.map(|(fabric, rank)| Rail { fabric, rank }).into();
             let millis = Arc::clone(&millis);
             let clock = Box::new(move || start + Duration::from_millis(millis.load(Ordering::Relaxed)));
             let (retry_first, retry_max) = (Duration::from_millis(2), Duration::from_millis(16));
@@ -45,7 +60,7 @@ fn bonded(shape: &Shape, second: Second, faults: [Faults; 2]) -> (World<Bond<Sim
             )
         })
     });
-    if second == Second::Device {
+    if second == SecondRail::Device {
         // The double takes its own copies for a card's, so not where some hand-offs are staged.
         sides[RECEIVER].memory.reorder_writes();
     }
@@ -70,7 +85,7 @@ const BLACK_HOLE: Faults = Faults { lose_one_in: 1, ..FAULTS };
 fn slices_of_both_rails_are_verified_together() {
     for seed in 1..=8 {
         println!("seed {seed}");
-        let (mut world, networks) = bonded(&shape(seed), Second::Device, [FAULTS; 2]);
+        let (mut world, networks) = bonded(&shape(seed), SecondRail::Device, [FAULTS; 2]);
         let sum = transfers(&mut world, &mut Random(seed), 30, 0, |transfer, random, _| {
             if seed % 2 == 0 && transfer % 7 == 0 {
                 networks[random.below(2) as usize].cut(SENDER);
@@ -89,7 +104,7 @@ fn slices_of_both_rails_are_verified_together() {
 fn direct_and_staged_hand_offs_go_side_by_side() {
     for seed in 1..=8 {
         println!("seed {seed}");
-        let (mut world, networks) = bonded(&shape(seed), Second::Host, [FAULTS; 2]);
+        let (mut world, networks) = bonded(&shape(seed), SecondRail::Host, [FAULTS; 2]);
         let of = |world: &World<_>, side: usize, name: &str| world.sides[side].counter(name);
         let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
         assert_eq!(
@@ -125,7 +140,7 @@ fn a_direct_rail_that_fails_beside_a_staged_one_costs_transfers_and_no_bytes() {
     let (mut complete, mut staged, mut direct) = (0, 0, 0);
     for seed in 1..=20 {
         println!("seed {seed}");
-        let (mut world, networks) = bonded(&shape(seed), Second::Host, [FAULTS; 2]);
+        let (mut world, networks) = bonded(&shape(seed), SecondRail::Host, [FAULTS; 2]);
         let sum = transfers(&mut world, &mut Random(seed), 40, 8, |transfer, random, world| {
             if transfer % 3 == 0 {
                 networks[random.below(2) as usize].cut(random.below(2) as usize);
@@ -141,27 +156,115 @@ fn a_direct_rail_that_fails_beside_a_staged_one_costs_transfers_and_no_bytes() {
     assert!(complete > 600 && staged > 10 && direct > 600, "{complete} {staged} {direct}");
 }
 
-/// What a device's slots were named for cannot go over the rail that is left: the peer is given up after a second, long before
-/// the deadline, and the next hand-off is staged.
-#[test]
-fn slices_that_no_rail_reaches_end_their_peer() {
-    let shape = Shape { lease: Duration::from_secs(30), ..shape(3) };
-    let (mut world, networks) = bonded(&shape, Second::Host, [FAULTS; 2]);
+/// Has a transfer of four blocks expected directly, with time to spare; gives its sources.
+fn expect_directly(world: &mut World<Bond<SimFabric>>) -> Vec<SlotRef> {
     let (slots, sources) = (world.sides[RECEIVER].slots(4), world.sides[SENDER].slots(4));
     let (address, deadline) = (world.address.clone(), world.now + Duration::from_secs(20));
     let (content, first_block) = (content_of(99), 0);
     let expect = Command::Expect { transfer: 99, address, content, first_block, slots, deadline };
     world.command(RECEIVER, expect);
-    world.push(99, &sources, 0..1);
     world.run_until(|world| world.sides[RECEIVER].counter("received_directly") == 1);
     world.run(50);
+    sources
+}
+
+/// What is computed after the only way to the receiver's slots has failed waits for a second, and then ends its transfer and no other.
+#[test]
+fn a_transfer_whose_way_is_gone_ends_alone() {
+    let shape = Shape { lease: Duration::from_secs(30), ..shape(4) };
+    let (mut world, networks) = bonded(&shape, SecondRail::Host, [FAULTS; 2]);
+    let sources = expect_directly(&mut world);
     networks[0].set_faults(BLACK_HOLE);
     networks[0].cut(SENDER);
+    world.run(20);
     let before = world.now;
-    world.run(5);
-    world.push(99, &sources, 1..LAYOUT.layers);
+    world.push(99, &sources, 0..LAYOUT.layers);
     drop(sources);
     world.command(SENDER, Command::PushEnd { transfer: 99 });
+    let (slots, outcome) = world.wait();
+    assert_eq!((slots.len(), outcome), (0, Outcome::SenderStopped));
+    let waited = world.now - before;
+    assert!((Duration::from_secs(1)..Duration::from_millis(1100)).contains(&waited), "{waited:?}");
+    world.run_until(|world| world.sides[SENDER].notices.pop().is_some());
+    let sum = transfers(&mut world, &mut Random(3), 5, 0, |_, _, _| ());
+    assert_eq!(sum.of(Outcome::Complete), 5, "{sum:?}");
+    assert_eq!(world.sides[SENDER].counter("peers_lost"), 0);
+    world.settle();
+}
+
+/// The better rail reaches devices only, and the sender has other heads: everything takes the other rail.
+#[test]
+fn slices_take_a_worse_rail_where_the_better_one_does_not_reach_their_memory() {
+    let heads = |count| PieceLayout {
+        heads: HeadRange { first: 0, count },
+        head_bytes: LAYOUT.head_bytes / 2,
+        ..LAYOUT
+    };
+    let [sender, receiver] =
+        [2, 1].map(|count| Shape { layout: heads(count), ..Shape::direct(5, SumFaults::default()) });
+    let (mut world, networks) = bonded_with([&sender, &receiver], SecondRail::Host, [0, 1], [FAULTS; 2]);
+    for transfer in 1..=6 {
+        world.push_whole(transfer, 3);
+        let targets = world.sides[RECEIVER].slots(3);
+        world.expect(transfer, 0, targets);
+        let (slots, outcome) = world.wait();
+        assert_eq!((slots.len(), outcome), (3, Outcome::Complete));
+        for (block, slot) in slots.iter().enumerate() {
+            let rows = content(transfer, block);
+            let first_heads: Vec<u8> = rows
+                .chunks(LAYOUT.head_bytes as usize)
+                .flat_map(|row| row[..row.len() / 2].to_vec())
+                .collect();
+            assert!(world.sides[RECEIVER].bytes_of(slot) == first_heads, "transfer {transfer}");
+        }
+    }
+    assert_eq!(world.sides[RECEIVER].counter("received_staged"), 6);
+    // Only the better rail is left: there is no way into host memory.
+    networks[1].set_faults(BLACK_HOLE);
+    networks[1].cut(SENDER);
+    world.run(20);
+    world.push_whole(7, 3);
+    let targets = world.sides[RECEIVER].slots(3);
+    world.expect(7, 0, targets);
+    assert!(matches!(world.wait(), (slots, Outcome::Refused) if slots.is_empty()));
+    world.settle();
+}
+
+/// A first link that fails while the second is still being made leaves nobody waiting in a loop.
+#[test]
+fn a_first_link_that_fails_before_the_second_is_there_ends_the_peer() {
+    let (mut world, networks) = bonded(&shape(3), SecondRail::Host, [BLACK_HOLE, FAULTS]);
+    let targets = world.sides[RECEIVER].slots(2);
+    world.expect(1, 0, targets);
+    world.run(50);
+    networks[1].cut(SENDER);
+    let (slots, outcome) = world.wait();
+    assert_eq!((slots.len(), outcome), (0, Outcome::PeerDown));
+    for _ in 0..2000 {
+        world.step();
+        let next = world.sides[RECEIVER].node.next_deadline();
+        assert!(next.is_none_or(|at| at >= world.now), "a deadline that is over and stays");
+    }
+    networks[0].set_faults(FAULTS);
+    world.settle();
+}
+
+/// Slices for a device's slots cannot go over the rail that is left: the peer is given up after a second, long before
+/// the deadline, and the next hand-off is staged.
+#[test]
+fn slices_that_no_rail_reaches_end_their_peer() {
+    let shape = Shape { lease: Duration::from_secs(30), ..shape(3) };
+    let (mut world, networks) = bonded(&shape, SecondRail::Host, [FAULTS; 2]);
+    world.patience = Duration::from_secs(2);
+    let sources = expect_directly(&mut world);
+    // The slices are posted, and lost.
+    networks[0].set_faults(BLACK_HOLE);
+    world.push(99, &sources, 0..LAYOUT.layers);
+    drop(sources);
+    world.command(SENDER, Command::PushEnd { transfer: 99 });
+    world.run(20);
+    networks[0].cut(SENDER);
+    let before = world.now;
     let (slots, outcome) = world.wait();
     assert_eq!((slots.len(), outcome), (0, Outcome::PeerDown));
     let waited = world.now - before;
@@ -178,7 +281,9 @@ fn slices_that_no_rail_reaches_end_their_peer() {
 fn a_connection_is_told_once_its_links_reach_all_memory_or_a_moment_has_passed() {
     for (faults, is_direct) in [(Faults { delay_ticks_max: 15, ..FAULTS }, true), (BLACK_HOLE, false)] {
         for seed in 1..=5 {
-            let (mut world, _) = bonded(&shape(seed), Second::Host, [faults, FAULTS]);
+            let shape = Shape { lease: Duration::from_secs(30), ..shape(seed) };
+            let (mut world, _) = bonded(&shape, SecondRail::Host, [faults, FAULTS]);
+            world.patience = Duration::from_secs(2);
             world.push_whole(1, 3);
             let (targets, before) = (world.sides[RECEIVER].slots(3), world.now);
             world.expect(1, 0, targets);
@@ -187,7 +292,8 @@ fn a_connection_is_told_once_its_links_reach_all_memory_or_a_moment_has_passed()
             world.check(&slots, 1, 0);
             drop(slots);
             assert_eq!(world.sides[RECEIVER].counter("received_directly") == 1, is_direct, "seed {seed}");
-            assert!(is_direct || world.now - before >= Duration::from_millis(100));
+            let waited = world.now - before;
+            assert!(is_direct || (450..600).contains(&waited.as_millis()), "{waited:?}");
             world.settle();
         }
     }

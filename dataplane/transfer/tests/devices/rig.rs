@@ -140,6 +140,8 @@ pub(crate) struct World<F> {
     pub(crate) address: String,
     tick: Box<dyn FnMut()>,
     pub(crate) now: Instant,
+    /// How long [`World::expect`] waits.
+    pub(crate) patience: Duration,
 }
 
 impl<F: Fabric> World<F> {
@@ -150,7 +152,8 @@ impl<F: Fabric> World<F> {
         tick: impl FnMut() + 'static,
         now: Instant,
     ) -> Self {
-        Self { sides, address, tick: Box::new(tick), now }
+        let patience = Duration::from_millis(300);
+        Self { sides, address, tick: Box::new(tick), now, patience }
     }
 
     pub(crate) fn step(&mut self) {
@@ -182,7 +185,7 @@ impl<F: Fabric> World<F> {
 
     pub(crate) fn expect(&mut self, transfer: TransferId, first_block: u32, slots: Vec<SlotRef>) {
         let (address, content) = (self.address.clone(), content_of(transfer));
-        let deadline = self.now + Duration::from_millis(300);
+        let deadline = self.now + self.patience;
         self.command(RECEIVER, Command::Expect { transfer, address, content, first_block, slots, deadline });
     }
 
@@ -258,7 +261,7 @@ pub(crate) fn simulated_side(shape: &Shape, reach: Reach, network: &SimNetwork) 
         Reach::Host => network.add_node(Arc::clone(host.slab())),
         Reach::Sources => network.add_direct_node(Arc::clone(host.slab())),
         Reach::Device => network.add_direct_node(Arc::clone(device.slab())),
-        Reach::Both => network.add_node_of_both([host, device].map(|pool| Arc::clone(pool.slab())), "sim"),
+        Reach::Both => network.add_node_showing([host, device].map(|pool| Arc::clone(pool.slab())), "sim"),
     })
 }
 

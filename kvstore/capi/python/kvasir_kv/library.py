@@ -404,9 +404,13 @@ class Store:
 
     def handoff_address(self) -> list[str]:
         """The ways in which others reach this process, best first."""
-        text, length = ctypes.create_string_buffer(_ERROR_BYTES), ctypes.c_size_t()
-        self._library.call("handoff_address", self._handle, text, _ERROR_BYTES, ctypes.byref(length))
-        return text.value.decode().splitlines()
+        size, length = _ERROR_BYTES, ctypes.c_size_t()
+        while True:
+            text = ctypes.create_string_buffer(size)
+            self._library.call("handoff_address", self._handle, text, size, ctypes.byref(length))
+            if length.value < size:
+                return text.value.decode().splitlines()
+            size = length.value + 1
 
     def handoff_statistics(self) -> dict[str, int]:
         """The counters of `kvasir_kv_handoff_statistics`."""

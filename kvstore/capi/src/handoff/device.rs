@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The way between device and host slots is that of [`dataplane_transfer::Staging`], layer by layer. With `device.direct` there is
-//! none: network cards, or copy engines of devices of this host, read and write the device's slots, and the devices take the
-//! checksums. A push has given the
+//! none where network cards, or copy engines of devices of this host, reach both sides: they read and write the device's slots, and
+//! the devices take the checksums. A push has given the
 //! engine's blocks back when its kernel is over, before anything is on the bus. Pushes and arrivals have a thread and a stream
 //! each, which carry out one after the other.
 
@@ -47,7 +47,7 @@ pub(crate) struct DeviceParts {
     pub(crate) kernels: Arc<LayoutKernels>,
     /// Memory of the slots.
     pub(crate) capacity: Size,
-    /// Whether peers' network cards write to the device's slots.
+    /// Whether the device's slots are shown to peers.
     pub(crate) is_direct: bool,
 }
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use dataplane_rails::{
-    PeerRole, Rails, RailsConfig, Transport, TransportRequest, fresh_seed, is_here, nearest_node, parse_near,
-    shared_key, worker_socket,
+    PeerRole, Rails, RailsConfig, RailsError, Transport, TransportRequest, fresh_seed, is_here, nearest_node,
+    parse_near, shared_key, worker_socket,
 };
 use dataplane_transfer::{
     BondConfig, Cores, HeadRange, Limits, PieceLayout, ThreadPolicy, TransferCounters, TransferNode,
@@ -56,9 +56,14 @@ impl HandOffs {
             .transpose()?;
         let direct = opened.as_ref().and_then(|opened| opened.direct.as_ref());
         config.device = direct.map(|direct| Arc::clone(&direct.sharing));
-        let because = if direct.is_some() { "device.direct = true: " } else { "" };
         let Rails { bond, address, counters: rails, .. } = dataplane_rails::open(&config, host.slab())
-            .map_err(|error| failed(&format_args!("{because}{error}")))?;
+            .map_err(|error| match error {
+                // The reasons alone would not say who wants that.
+                RailsError::DeviceOutOfReach(_) | RailsError::Unusable { .. } if direct.is_some() => {
+                    failed(&format_args!("device.direct = true: {error}"))
+                }
+                other => failed(&other),
+            })?;
         let counters = Arc::new(TransferCounters::default());
         let limits = Limits { lease: settings.lease.0, seed: fresh_seed(), ..Limits::default() };
         let mut node = TransferNode::new(bond, pieces, limits, Arc::clone(&counters));

@@ -27,11 +27,11 @@ pub struct HandOffStatistics {
     pub checksum_failures: u64,
     /// Slots in use now.
     pub slots_used: u64,
-    /// Transfers whose blocks a network card read in a device's memory.
+    /// Transfers whose blocks a network card or a copy engine read in a device's memory.
     pub sent_directly: u64,
     /// Transfers whose blocks went from a device's memory through the host's.
     pub sent_staged: u64,
-    /// Transfers whose blocks a network card wrote to a device's memory.
+    /// Transfers whose blocks a network card or a copy engine wrote to a device's memory.
     pub received_directly: u64,
     /// Transfers whose blocks came to a device's memory through the host's.
     pub received_staged: u64,

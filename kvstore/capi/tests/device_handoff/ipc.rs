@@ -119,7 +119,11 @@ fn a_sender_in_this_process() {
 fn engines_of_one_host_hand_over_between_their_devices_memory() {
     let Some((_double, device, image)) = device() else { return };
     let random = &mut Random(seed(801));
-    let mut decode = Side::over(&device, &image, random, &over_ipc(""));
+    let name = format!("test-{}", std::process::id());
+    let mut decode = Side::over(&device, &image, random, &over_ipc(&format!("socket_name = {name:?}\n")));
+    // As `handoff.place` of the connector tells it.
+    let socket = format!("/kvasir-{name}-device.sock");
+    assert!(decode.address().ends_with(&socket), "{}", decode.address());
     let mut sender = Sender::start(&device, 802);
     assert!(sender.address.starts_with("cuda_ipc:"), "{}", sender.address);
     for round in 0..HAND_OFFS {
