@@ -125,8 +125,7 @@ impl Catalog {
         freed
     }
 
-    /// Registers what a slot holds since before this process, as after a warm restart. Any order will do if
-    /// [`Catalog::relink`] follows.
+    /// Registers what a slot holds since before this process, as after a warm restart, in any order.
     pub fn adopt(
         &self,
         tier: TierIndex,
@@ -145,12 +144,6 @@ impl Catalog {
             Refusal::Quota => CatalogError::Quota { tier, tenant: tenant.0 },
         })?;
         locked.register(slot, &block).map_err(|present| CatalogError::Duplicate { tier, slot, present })
-    }
-
-    /// Hangs every block of a tier on its parent where that was registered later; returns how many. Walks over
-    /// all slots under the lock: once, after a restart.
-    pub fn relink(&self, tier: TierIndex) -> usize {
-        self.lock(tier).map_or(0, |mut locked| locked.relink())
     }
 
     /// Takes a damaged block out of look-up at once. Its slot is freed now, or when the last lease ends.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::catalog::Catalog;
 use crate::index::hash_halves;
 use crate::list::{NONE, Place};
-use crate::record::State;
+use crate::record::{State, halves};
 use crate::tier::Locked;
 
 impl Catalog {
@@ -52,6 +52,18 @@ impl Locked<'_> {
             if node.parent != NONE && is_alive(node.parent) {
                 *children.entry(node.parent).or_default() += 1;
             }
+        }
+        let is_orphan = |&slot: &u32| {
+            nodes[slot as usize].parent == NONE && records[slot as usize].parent().is_some()
+        };
+        let orphans: HashSet<u32> = self.changes.orphans.iter(nodes).collect();
+        assert_eq!(orphans, self.in_states(&[State::Registered]).filter(is_orphan).collect(), "orphans");
+        for &orphan in &orphans {
+            let parent = records[orphan as usize].parent().map(|parent| halves(&parent));
+            let is_there = parent.is_some_and(|parent| {
+                identities.contains(&parent) && parent != records[orphan as usize].halves()
+            });
+            assert!(!is_there, "slot {orphan}: an orphan whose parent is there");
         }
         for slot in self.in_states(&[State::Registered]) {
             let expected = children.get(&slot).copied().unwrap_or(0);

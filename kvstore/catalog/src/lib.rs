@@ -7,7 +7,8 @@
 //!
 //! Invariants: look-up, match and lease take no lock and allocate nothing; a leased block is never evicted
 //! and its slot never reused; an identity is registered in at most one slot of a tier; a block with a
-//! registered child in its tier is not evicted before it (chains stay whole from the root); every structure
+//! registered child in its tier is not evicted before it, in whatever order they were registered (chains stay whole from the
+//! root); every structure
 //! is sized at construction and nothing grows. The catalog sees no bytes: it knows slot numbers only.
 //!
 //! Changes take one short lock per tier. The order of the files is that of reading: `record` is the
@@ -45,6 +46,7 @@ mod check;
 mod lease;
 mod list;
 mod lookup;
+mod orphans;
 mod policy;
 mod pool;
 mod sketch;

@@ -24,13 +24,13 @@ pub(crate) enum Place {
 /// The private side of a slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Node {
-    /// The free list's or the policy's link, and that of the tenant's own list.
-    pub(crate) links: [Link; 2],
+    /// The free list's or the policy's link, that of the tenant's own list, and that of a list of orphans.
+    pub(crate) links: [Link; 3],
     pub(crate) place: Place,
     pub(crate) account: u16,
     /// The policy's own mark: an epoch, a queue, a position.
     pub(crate) mark: u32,
-    /// The parent's slot, and the generation that it had there.
+    /// The parent's slot, and the generation that it had there; no slot while the parent is not registered.
     pub(crate) parent: u32,
     pub(crate) parent_generation: u32,
     /// Registered children in this tier.
@@ -41,7 +41,7 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) const EMPTY: Self = Self {
-        links: [Link { older: NONE, newer: NONE }; 2],
+        links: [Link { older: NONE, newer: NONE }; 3],
         place: Place::Away,
         account: 0,
         mark: 0,
@@ -56,6 +56,8 @@ impl Node {
 pub(crate) const ORDER: usize = 0;
 /// The tenants' lists.
 pub(crate) const OWN: usize = 1;
+/// The lists of orphans.
+pub(crate) const ORPHANS: usize = 2;
 
 /// A doubly linked list over the nodes' link `LINK`.
 #[derive(Debug, Clone, Copy)]

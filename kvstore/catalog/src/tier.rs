@@ -12,6 +12,7 @@ use kvstore_block::BlockIdentity;
 use crate::config::{CatalogConfig, PolicyKind, SlotOrder, TenantId};
 use crate::index::{Index, hash_halves};
 use crate::list::{List, NONE, Node, ORDER, Place};
+use crate::orphans::Orphans;
 use crate::policy::{self, End, Field, Policy};
 use crate::record::{Record, State, Taking, halves};
 use crate::returns::Returns;
@@ -46,6 +47,8 @@ pub(crate) struct Changes {
     until_tick: u32,
     /// The block registered last, which is the parent of the next one more often than not.
     last: u32,
+    /// Registered blocks whose parents are not.
+    pub(crate) orphans: Orphans,
     /// Blocks that the policy can pick.
     pub(crate) candidates: u32,
     pub(crate) evicted_total: u64,
@@ -110,6 +113,7 @@ impl Tier {
                 order: tier.order,
                 until_tick: (tier.slots / TICKS_PER_TURNOVER).max(1),
                 last: NONE,
+                orphans: Orphans::new(tier.slots as usize),
                 candidates: 0,
                 evicted_total: 0,
                 registered_total: 0,
@@ -198,10 +202,21 @@ impl<'a> Locked<'a> {
     /// Hangs the slot on its parent, which is no candidate from now on.
     fn attach(&mut self, slot: u32) {
         let Node { parent, parent_generation, .. } = *self.node(slot);
-        if parent == NONE || !self.is_parent(parent, parent_generation) {
+        let known = (parent != NONE && self.is_parent(parent, parent_generation)).then_some(parent);
+        // The parent that it had may be in another slot by now.
+        let identity = self.record(slot).parent();
+        let found = known.or_else(|| self.find_parent(&identity?).filter(|&parent| parent != slot));
+        let Some(parent) = found else {
             self.node(slot).parent = NONE;
+            if let Some(identity) = identity {
+                let changes = &mut *self.changes;
+                changes.orphans.add(&mut changes.nodes, slot, halves(&identity));
+            }
             return;
-        }
+        };
+        let parent_generation = self.record(parent).generation();
+        let node = self.node(slot);
+        (node.parent, node.parent_generation) = (parent, parent_generation);
         self.node(parent).children += 1;
         if self.node(parent).place == Place::Candidate {
             self.unlink(parent, Place::Away);
@@ -211,9 +226,32 @@ impl<'a> Locked<'a> {
     /// Takes the slot off its parent, which may be a candidate from now on.
     fn detach(&mut self, slot: u32) {
         let Node { parent, parent_generation, .. } = *self.node(slot);
-        if parent != NONE && self.is_parent(parent, parent_generation) {
+        if parent == NONE {
+            if let Some(identity) = self.record(slot).parent() {
+                let changes = &mut *self.changes;
+                changes.orphans.remove(&mut changes.nodes, slot, halves(&identity));
+            }
+        } else if self.is_parent(parent, parent_generation) {
             self.node(parent).children -= 1;
             self.link(parent, End::Oldest);
+        }
+    }
+
+    /// Hangs the blocks that wait for this one on it.
+    fn adopt_orphans(&mut self, slot: u32) {
+        if self.changes.orphans.is_empty() {
+            return;
+        }
+        let identity = self.record(slot).halves();
+        loop {
+            let (records, changes) = (&self.tier.records, &mut *self.changes);
+            let waits = |&orphan: &u32| {
+                let parent = records[orphan as usize].parent();
+                orphan != slot && parent.is_some_and(|parent| halves(&parent) == identity)
+            };
+            let Some(orphan) = changes.orphans.candidates(&changes.nodes, identity).find(waits) else { return };
+            changes.orphans.remove(&mut changes.nodes, orphan, identity);
+            self.attach(orphan);
         }
     }
 
@@ -401,6 +439,7 @@ impl<'a> Locked<'a> {
         }
         self.record(slot).restore();
         self.attach(slot);
+        self.adopt_orphans(slot);
         self.link(slot, End::Newest);
     }
 
@@ -434,6 +473,7 @@ impl<'a> Locked<'a> {
         }
         self.with_policy(|policy, field| policy.register(field, slot));
         self.attach(slot);
+        self.adopt_orphans(slot);
         self.fresh = slot;
         self.changes.registered_total += 1;
         self.changes.last = slot;
@@ -492,29 +532,6 @@ impl<'a> Locked<'a> {
             }
             State::Free | State::Reserved | State::Doomed => {}
         }
-    }
-
-    /// Hangs blocks on parents that were registered after them; returns how many.
-    pub(crate) fn relink(&mut self) -> usize {
-        let mut linked = 0;
-        for slot in 0..self.tier.records.len() as u32 {
-            let record = self.record(slot);
-            if record.state() != State::Registered {
-                continue;
-            }
-            let Some(parent) = record.parent() else { continue };
-            let node = *self.node(slot);
-            if node.parent != NONE && self.is_parent(node.parent, node.parent_generation) {
-                continue;
-            }
-            let Some(parent) = self.find_parent(&parent).filter(|&parent| parent != slot) else { continue };
-            let generation = self.record(parent).generation();
-            let node = self.node(slot);
-            (node.parent, node.parent_generation) = (parent, generation);
-            self.attach(slot);
-            linked += 1;
-        }
-        linked
     }
 }
 

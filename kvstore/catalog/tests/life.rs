@@ -3,7 +3,7 @@
 
 mod bed;
 
-use bed::{ANYBODY, TIER, catalog, contents, evict, identity, number, reserve, store, store_chain};
+use bed::{ANYBODY, Random, TIER, catalog, contents, evict, identity, number, reserve, store, store_chain};
 use kvstore_catalog::{
     Catalog, CatalogConfig, CatalogError, PolicyKind, Registered, Registration, SlotOrder, TenantId,
     TenantQuota, TierConfig, TierIndex,
@@ -308,14 +308,82 @@ fn adopted_blocks_are_linked_in_any_order() {
     assert_eq!(adopt(5, 9), Err(CatalogError::SlotTaken { tier: 0, slot: 5 }));
     assert_eq!(adopt(8, 9), Err(CatalogError::UnknownSlot { tier: 0, slot: 8 }));
     assert_eq!(adopt(2, 1), Err(CatalogError::Duplicate { tier: 0, slot: 2, present: 7 }));
-    assert_eq!(catalog.relink(TIER), 2, "4 found 3 by itself");
-    assert_eq!(catalog.relink(TIER), 0);
     catalog.debug_check();
     let lease = catalog.lease(TIER, &identity(3)).expect("there");
     assert_eq!((lease.slot(), lease.checksum(), lease.bytes()), (5, 3, 9));
     drop(lease);
     assert_eq!(evict(&catalog, 9), [4, 3, 2, 1]);
     assert_eq!(free(&catalog), 8);
+}
+
+/// Blocks of trees come in any order, go, and come back; no block is evicted before a child that is there.
+#[test]
+fn chains_are_evicted_from_their_leaves_in_whatever_order_they_came() {
+    for (seed, policy) in (1..=30).zip(POLICIES.into_iter().cycle()) {
+        let mut random = Random(seed);
+        let mut below = |bound: usize| random.draw(bound as u64) as usize;
+        let count = 120;
+        // Parents by block, from 1; a chain for the most part.
+        let parents: Vec<Option<u64>> = (0..=count as u64)
+            .map(|block| match block {
+                0 | 1 => None,
+                block if below(4) == 0 => Some(1 + below(block as usize - 1) as u64),
+                block => Some(block - 1),
+            })
+            .collect();
+        let parent_of = |block: u64| parents[block as usize];
+        let catalog = catalog(policy, 80);
+        let mut there = std::collections::BTreeSet::new();
+        let mut evictions = 0;
+        for step in 0..3000 {
+            let block = 1 + below(count) as u64;
+            let went: Vec<u64> = match below(5) {
+                0..=2 if !there.contains(&block) => {
+                    let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
+                    catalog.reserve(TIER, 1, ANYBODY, &mut evicted, &mut reserved);
+                    let went = evicted.iter().map(|evicted| number(&evicted.identity)).collect();
+                    let complete = reserved.pop().expect("a slot").fill().complete(block, 64);
+                    let new = complete.register(identity(block), parent_of(block).map(identity), 1.0);
+                    assert_eq!(new, Registered::New);
+                    there.insert(block);
+                    went
+                }
+                3 => {
+                    let mut evicting = Vec::new();
+                    catalog.evict(TIER, 1 + below(4), &mut evicting);
+                    let kept = below(evicting.len() + 1);
+                    // Some are put back, children and parents among them.
+                    evicting.truncate(kept);
+                    let went = evicting.iter().map(|block| number(&block.identity())).collect::<Vec<_>>();
+                    catalog.finish(&mut evicting);
+                    went.into_iter().filter(|&block| !catalog.contains(&identity(block))).collect()
+                }
+                _ => Vec::new(),
+            };
+            evictions += went.len();
+            for block in &went {
+                assert!(there.remove(block), "{policy:?}, seed {seed}, step {step}: {block} was not there");
+            }
+            // What came in this step came after the eviction.
+            let orphaned = |&&child: &&u64| {
+                child != block && parent_of(child).is_some_and(|parent| went.contains(&parent))
+            };
+            assert_eq!(there.iter().find(orphaned), None, "{policy:?}, seed {seed}, step {step}: {went:?}");
+            if step % 50 == 0 {
+                catalog.debug_check();
+            }
+        }
+        assert!(evictions > 500, "{evictions} are too few to tell");
+        catalog.debug_check();
+        let left = evict(&catalog, usize::MAX);
+        assert_eq!(left.len(), there.len());
+        for (at, block) in left.iter().enumerate() {
+            let before = left[..at].iter().filter_map(|&child| parent_of(child));
+            let children = there.iter().filter(|&&child| parent_of(child) == Some(*block)).count();
+            assert_eq!(before.filter(|parent| parent == block).count(), children, "leaves first");
+        }
+        assert_eq!(free(&catalog), 80);
+    }
 }
 
 #[test]

@@ -209,9 +209,6 @@ impl Tiers {
         }
         if let Hold::Evicting(evicting) = hold {
             self.finish_eviction(evicting, state.is_told);
-            if let Some(disk) = &mut self.disk {
-                disk.slots.relink(&self.shared.catalog);
-            }
         }
     }
 }
