@@ -33,6 +33,11 @@ from .messages import Load, Push, Question, Report, Save, Source, Step
 
 Match = Callable[[list[bytes]], int]
 
+_LOOK_STEPS = 8
+"""A look into the store of a worker in this process holds for so many steps: the engine asks for the request at the head of its
+queue in each step until there is room for it, and a look hashes a name for each block of its prompt. What has gone by then is
+computed, what has come is found by the next look."""
+
 
 class Block(Protocol):
     """A block of the engine's pool."""
@@ -67,6 +72,10 @@ class _Tracked:
     loaded: range = range(0)
     first: int = 0
     """Where the blocks begin that were last looked for."""
+    look: tuple[int, int, int] | None = None
+    """The last look into the store of a worker in this process: where its blocks began and ended, and how many were there."""
+    look_until: int = 0
+    """The step from which on that does not hold any more."""
     asked: int | None = None
     """Where the blocks begin that the workers were asked for."""
     question: int = 0
@@ -119,6 +128,7 @@ class Scheduler:
         self._asking: dict[int, str] = {}
         self._reports = Report()
         self._numbers = 0
+        self._steps = 0
         self._epoch = b""
         self._is_cache_stale = False
         self._counters: Counter[str] = Counter()
@@ -159,7 +169,7 @@ class Scheduler:
     def allocated(self, request: Any, blocks: Sequence[int], external_tokens: int) -> None:
         """The engine has given a request its blocks, of which those for `external_tokens` are to be loaded."""
         tracked = self._track(request)
-        tracked.asked = tracked.answer = None
+        tracked.asked = tracked.answer = tracked.look = None
         count = external_tokens // self._block_tokens
         if count == 0:
             return
@@ -194,6 +204,7 @@ class Scheduler:
             if self._is_offloading and not tracked.is_stale:
                 self._offer(tracked, computed, blocks_of)
         step, self._step = self._step, Step()
+        self._steps += 1
         return step
 
     def take_report(self, report: Report) -> None:
@@ -334,7 +345,10 @@ class Scheduler:
         tracked.first = first
         nearby = self._nearby()
         if nearby is not None:
-            return nearby(self._names(tracked, first, stop))
+            if tracked.look is None or tracked.look[:2] != (first, stop) or self._steps >= tracked.look_until:
+                tracked.look = (first, stop, nearby(self._names(tracked, first, stop)))
+                tracked.look_until = self._steps + _LOOK_STEPS
+            return tracked.look[2]
         if tracked.asked is not None and tracked.answer is None:
             return None
         if tracked.asked is None or tracked.answer is None or first < tracked.asked:

@@ -353,6 +353,29 @@ class Sides(unittest.TestCase):
             engine.run()
             self.assertEqual((engine.worker.take_counters()["saved_blocks"], engine.wrong), (10, []))
 
+    def test_a_look_into_the_store_is_kept_for_some_steps(self) -> None:
+        looks: list[int] = []
+
+        def match(names: list[bytes]) -> int:
+            looks.append(len(names))
+            return 2
+
+        scheduler, request = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: match), self.prompt("one", 5 * TOKENS)
+        for step in range(24):
+            self.assertEqual(scheduler.matched_tokens(request, 0), (2 * TOKENS, True))
+            self.assertEqual(len(looks), 1 + step // 8)
+            scheduler.next_step({}, lambda request: [])
+        self.assertEqual(looks, [4] * 3)
+        # Of other blocks of the prompt it says nothing.
+        scheduler.matched_tokens(request, TOKENS)
+        scheduler.matched_tokens(request, TOKENS)
+        self.assertEqual(looks, [4, 4, 4, 3])
+        # Nor after the request had room once: it may have been preempted.
+        scheduler.allocated(request, [0, 1, 2, 3, 4], 2 * TOKENS)
+        request.num_preemptions = 1
+        scheduler.matched_tokens(request, TOKENS)
+        self.assertEqual(looks, [4, 4, 4, 3, 3])
+
     def test_the_answer_to_a_question_from_before_is_none(self) -> None:
         for what in ("reset", "the name used again"):
             with self.subTest(what):
