@@ -119,13 +119,14 @@ impl StoreBackend {
     /// its slot, so a name that stands for that slot still did so all the time.
     pub(crate) fn unchanged(&self, identities: &[Identity], held: &[HostBlock]) -> usize {
         let is_unchanged = |(identity, block): &(&Identity, &HostBlock)| {
-            let current = self.store().hold_now(&[BlockIdentity(**identity)]);
+            let current = self.store().pin_now(&[BlockIdentity(**identity)]);
             current.is_some_and(|current| current.iter().all(|current| current.is_same(block)))
         };
         identities.iter().zip(held).take_while(is_unchanged).count()
     }
 
-    /// Holds all of these blocks, if host memory has them now and they are right; else none. Waits for nothing.
+    /// Holds all of these blocks, if host memory has them now and they are right; else none. Waits for nothing. The load that
+    /// follows is the use of them.
     pub(crate) fn hold_present(
         &self,
         identities: &[Identity],
@@ -133,7 +134,7 @@ impl StoreBackend {
     ) -> Vec<HostBlock> {
         let mut present = Vec::with_capacity(identities.len());
         for identity in identities {
-            let held = self.store().hold_now(&[BlockIdentity(*identity)]);
+            let held = self.store().pin_now(&[BlockIdentity(*identity)]);
             let Some(block) = held.and_then(|mut held| held.pop()).filter(&is_right) else {
                 return Vec::new();
             };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{Sender, TrySendError};
 use kvstore_block::BlockIdentity;
+use kvstore_catalog::Lease;
 use kvstore_disk::DiskCounters;
 
 use crate::Description;
@@ -232,8 +233,21 @@ impl Store {
     pub fn hold_now(&self, chain: &[BlockIdentity]) -> Option<Vec<HostBlock>> {
         let mut leases = Vec::with_capacity(chain.len());
         let found = self.shared.catalog.lease_prefix(HOST, chain, &mut leases);
+        (found == chain.len()).then(|| self.host_blocks(leases))
+    }
+
+    /// The same, and no use of the blocks: for whoever looks at them before or after a load, which is one. The eviction policies
+    /// see nothing of it.
+    #[must_use]
+    pub fn pin_now(&self, chain: &[BlockIdentity]) -> Option<Vec<HostBlock>> {
+        let mut pins = Vec::with_capacity(chain.len());
+        let found = self.shared.catalog.pin_prefix(HOST, chain, &mut pins);
+        (found == chain.len()).then(|| self.host_blocks(pins))
+    }
+
+    fn host_blocks(&self, leases: Vec<Lease>) -> Vec<HostBlock> {
         let held = |lease| HostBlock { lease, memory: Arc::clone(&self.shared.memory) };
-        (found == chain.len()).then(|| leases.into_iter().map(held).collect())
+        leases.into_iter().map(held).collect()
     }
 
     /// Starts a search in the tiers of other nodes; [`crate::Moved::Prepared`] follows.

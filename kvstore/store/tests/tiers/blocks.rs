@@ -32,6 +32,23 @@ fn blocks_come_back_from_host_memory_as_they_went() {
     assert_eq!(rig.store.leased_slots(), 0);
 }
 
+/// Who looks at a block before or after its load does not make it recent a second time.
+#[test]
+fn a_block_that_is_pinned_is_not_used() {
+    for is_used in [false, true] {
+        let mut rig = Rig::new(no_disk(2));
+        let [first, second, third] = [5, 6, 7].map(|seed| chain(seed, 1));
+        rig.offload(&first, 0);
+        rig.offload(&second, 0);
+        let held = if is_used { rig.store.hold_now(&first) } else { rig.store.pin_now(&first) };
+        assert_eq!(held.map(|held| held[0].to_bytes()), Some(Some(contents(&first[0]))));
+        assert!(rig.store.pin_now(&third).is_none(), "it is not there");
+        rig.offload(&third, 0);
+        let left = [&first, &second, &third].map(|chain| rig.store.look_up(chain));
+        assert_eq!(left, if is_used { [1, 0, 1] } else { [0, 1, 1] });
+    }
+}
+
 #[test]
 fn what_host_memory_has_no_room_for_comes_back_from_the_disk_and_outlives_the_process() {
     for write in [WriteMode::Through, WriteMode::Back] {
