@@ -249,7 +249,9 @@ impl<'a> Locked<'a> {
                 let parent = records[orphan as usize].parent();
                 orphan != slot && parent.is_some_and(|parent| halves(&parent) == identity)
             };
-            let Some(orphan) = changes.orphans.candidates(&changes.nodes, identity).find(waits) else { return };
+            let Some(orphan) = changes.orphans.candidates(&changes.nodes, identity).find(waits) else {
+                return;
+            };
             changes.orphans.remove(&mut changes.nodes, orphan, identity);
             self.attach(orphan);
         }

@@ -1,14 +1,17 @@
 //! Blocks that wait for room in the disk's queue, in the order of arrival, so that a chain is written from its root.
 //!
-//! The first of them are held in host memory until they are written: what the disk has already goes before.
+//! The first of them are held in host memory until they are written: what the disk has already goes before. A block that arrives
+//! before its parent waits until the write of that one has begun; it is not held meanwhile.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::Lease;
 
-/// Blocks that may wait; further ones stay in host memory only.
+/// Blocks that may wait, for room or for their parents; further ones stay in host memory only.
 const UNWRITTEN_MAX: usize = 65_536;
+/// Parents that have come may be this many times those that have not, before they are gone through.
+const PARENTS_FACTOR: usize = 2;
 /// The part of host memory that those may hold, as a divisor.
 const HELD_SHARE: usize = 2;
 
@@ -21,11 +24,25 @@ pub(crate) struct Unwritten {
     /// From this place on none is.
     held_end: usize,
     held_max: usize,
+    /// Blocks that wait for a parent, by the parent.
+    children: HashMap<BlockIdentity, Vec<BlockIdentity>>,
+    /// How many those are.
+    children_count: usize,
+    /// The parents in the order in which they were missed first; some may have come.
+    parents: VecDeque<BlockIdentity>,
 }
 
 impl Unwritten {
     pub(crate) fn new(host_slots: usize) -> Self {
-        Self { waiting: VecDeque::new(), held: 0, held_end: 0, held_max: host_slots / HELD_SHARE }
+        Self {
+            waiting: VecDeque::new(),
+            held: 0,
+            held_end: 0,
+            held_max: host_slots / HELD_SHARE,
+            children: HashMap::new(),
+            children_count: 0,
+            parents: VecDeque::new(),
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -44,6 +61,32 @@ impl Unwritten {
             self.held += 1;
             self.held_end = self.waiting.len();
         }
+    }
+
+    /// A block cannot be written before its parent: it is pushed again when that one's write begins. Where too many wait so, those
+    /// that have waited longest give up.
+    pub(crate) fn wait_for_parent(&mut self, parent: BlockIdentity, identity: BlockIdentity) {
+        while self.children_count >= UNWRITTEN_MAX
+            && let Some(oldest) = self.parents.pop_front()
+        {
+            self.children_count -= self.children.remove(&oldest).map_or(0, |children| children.len());
+        }
+        let children = self.children.entry(parent).or_default();
+        if children.is_empty() {
+            self.parents.push_back(parent);
+        }
+        children.push(identity);
+        self.children_count += 1;
+    }
+
+    /// The write of a block has begun: those that wait for it are next.
+    pub(crate) fn parent_began(&mut self, parent: &BlockIdentity) {
+        let Some(children) = self.children.remove(parent) else { return };
+        self.children_count -= children.len();
+        if self.parents.len() > PARENTS_FACTOR * (self.children.len() + 1) {
+            self.parents.retain(|parent| self.children.contains_key(parent));
+        }
+        children.into_iter().for_each(|child| self.push(child, || None));
     }
 
     /// The one that has waited longest.
@@ -73,6 +116,10 @@ impl Unwritten {
 
     /// These blocks are not going to be written.
     pub(crate) fn forget(&mut self, chain: &[BlockIdentity]) {
+        if !self.children.is_empty() {
+            let gone = chain.iter().filter_map(|parent| self.children.remove(parent));
+            self.children_count -= gone.map(|children| children.len()).sum::<usize>();
+        }
         if self.waiting.is_empty() {
             return;
         }
@@ -131,6 +178,37 @@ mod tests {
         assert_eq!(left, expected.map(|(number, is_held)| (identity(number), is_held)));
         assert_eq!((pinned(), unwritten.held), (0, 0));
         assert!(!unwritten.let_go());
+    }
+
+    #[test]
+    fn children_wait_for_the_writes_of_their_parents() {
+        let mut unwritten = Unwritten::new(8);
+        let next = |unwritten: &mut Unwritten| unwritten.pop().map(|(identity, _)| identity);
+        for (parent, child) in [(1, 2), (2, 3), (1, 4), (9, 10)] {
+            unwritten.wait_for_parent(identity(parent), identity(child));
+        }
+        assert!(unwritten.is_empty());
+        unwritten.parent_began(&identity(7));
+        unwritten.parent_began(&identity(1));
+        assert_eq!([(); 3].map(|()| next(&mut unwritten)), [Some(identity(2)), Some(identity(4)), None]);
+        unwritten.forget(&[identity(9)]);
+        unwritten.parent_began(&identity(9));
+        assert!(unwritten.is_empty());
+        assert_eq!((unwritten.children_count, unwritten.children.len()), (1, 1));
+        unwritten.parent_began(&identity(2));
+        assert_eq!(next(&mut unwritten), Some(identity(3)));
+        // Parents that never come keep no others from waiting.
+        let number = |at: u32| BlockIdentity(u128::from(at).to_le_bytes());
+        (0..UNWRITTEN_MAX as u32 + 3).for_each(|at| unwritten.wait_for_parent(number(at), number(at + 1)));
+        assert_eq!(unwritten.children_count, UNWRITTEN_MAX);
+        unwritten.parent_began(&number(2));
+        assert!(unwritten.is_empty(), "it has given up");
+        for at in 3..UNWRITTEN_MAX as u32 + 3 {
+            unwritten.parent_began(&number(at));
+            assert_eq!(next(&mut unwritten), Some(number(at + 1)));
+        }
+        assert!(unwritten.children.is_empty() && unwritten.parents.len() <= PARENTS_FACTOR);
+        assert_eq!(unwritten.children_count, 0);
     }
 
     #[test]

@@ -137,6 +137,9 @@ impl Tiers {
             .parent
             .is_none_or(|parent| self.shared.holds(DISK, &parent) || disk.in_writing.contains(&parent));
         let is_wanted = parent_is_there || matches!(hold, Hold::Evicting(_));
+        if let Some(parent) = description.parent.filter(|_| !is_there && !is_wanted) {
+            disk.unwritten.wait_for_parent(parent, identity);
+        }
         if is_there || !is_wanted || !disk.link.has_room() || description.meta.len() > crate::META_BYTES_MAX {
             return Err(hold.into());
         }
@@ -162,6 +165,7 @@ impl Tiers {
         match disk.link.try_send(DiskCommand::Write(Box::new(write))) {
             Ok(()) => {
                 disk.in_writing.begin(identity, disk_slot, is_leaving);
+                disk.unwritten.parent_began(&identity);
                 Ok(())
             }
             Err(DiskCommand::Write(write)) => {

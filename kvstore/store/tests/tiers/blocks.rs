@@ -32,6 +32,22 @@ fn blocks_come_back_from_host_memory_as_they_went() {
     assert_eq!(rig.store.leased_slots(), 0);
 }
 
+/// Several writers of one chain do not keep its order: what comes before its parent is written after it.
+#[test]
+fn blocks_that_come_before_their_parents_are_written_through_too() {
+    let files = files(24);
+    let blocks = chain(8, 12);
+    let mut rig = Rig::new(with_disk(16, &files, WriteMode::Through));
+    for position in [3, 1, 2, 7, 0, 11, 5, 4, 6, 10, 9, 8] {
+        rig.offload(&blocks, position);
+    }
+    rig.settle(12);
+    rig.events_are_true(&blocks);
+    drop(rig);
+    let rig = Rig::new(with_disk(16, &files, WriteMode::Through));
+    assert_eq!((rig.survivors.len(), rig.store.look_up(&blocks)), (12, 12));
+}
+
 /// Who looks at a block before or after its load does not make it recent a second time.
 #[test]
 fn a_block_that_is_pinned_is_not_used() {
