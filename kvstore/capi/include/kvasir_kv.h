@@ -355,12 +355,17 @@ int32_t kvasir_kv_unregister(kvasir_kv *handle, uint64_t id);
 typedef struct kvasir_kv_transfer {
     uint64_t user;      /* comes back in the completion */
     uint32_t operation; /* KVASIR_KV_SAVE or KVASIR_KV_LOAD */
-    uint32_t reserved;  /* 0 */
+    uint32_t bytes;     /* sizeof(kvasir_kv_transfer); 0: the fields up to `event` */
     uint64_t tensors;   /* what kvasir_kv_register wrote */
     const uint8_t (*identities)[16];
     const uint64_t *blocks; /* the number of each identity's block, below `blocks` of the tensors */
     size_t count;           /* of both; at most 2^20, also of all matches and transfers under way together */
     void *event;            /* KVASIR_KV_CUDA: a CUevent (cudaEvent_t), or null; otherwise null */
+    /* Of a save, what hangs on what: */
+    const uint8_t (*parent)[16]; /* the block before the first in its chain, or null */
+    uint32_t position;           /* how many blocks are before the first in its chain; with count below 2^31 */
+    uint32_t is_chain;           /* 1: each block hangs on the one before it, the first on `parent`; 0: each stands for itself,
+                                    and `parent` is null, `position` 0 */
 } kvasir_kv_transfer;
 
 /*
@@ -368,7 +373,9 @@ typedef struct kvasir_kv_transfer {
  * kvasir_kv_submit; poll, then submit it again), KVASIR_KV_INVALID_ARGUMENT with a text that names the field,
  * KVASIR_KV_FAILED when there is no memory for it. The arrays are copied. The completion comes through kvasir_kv_poll.
  *
- * A save stores the blocks that are not there, and only reads the tensors. `payload_bytes` of its completion is how
+ * A save stores the blocks that are not there, and only reads the tensors. Tell their chain (`is_chain`): a block is evicted
+ * before the one that it hangs on, so that what is left of a chain can be found from its beginning; blocks that stand for
+ * themselves go in the order of their last use. Blocks that are there count as used. `payload_bytes` of its completion is how
  * many of the blocks the store took or had already; like all blocks they may be evicted at any time, the first of them
  * to make room for the last. The status is OK when it is all of them, THROTTLED when there was no room or bandwidth for
  * some, or a failure.

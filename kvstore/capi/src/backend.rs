@@ -5,6 +5,15 @@ use crate::buffers::{Destination, Source};
 /// Names a block: model, layout, tenant and all tokens up to its end (`kvstore-block`'s `BlockIdentity`).
 pub type Identity = [u8; 16];
 
+/// The place of a block in its chain: the blocks that a prompt begins with, each named with all before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ChainPlace {
+    /// The block before it; `None`: it is the first, or stands for itself.
+    pub parent: Option<Identity>,
+    /// Blocks before it.
+    pub position: u32,
+}
+
 /// A store of blocks. Each has a few bytes of meta, which are the caller's own, and a payload.
 pub trait Backend: Send + Sync + 'static {
     /// How many of these, from the first on, are there.
@@ -36,11 +45,17 @@ pub trait Backend: Send + Sync + 'static {
     /// The longest payload that [`Self::put`] takes.
     fn payload_bytes_max(&self) -> usize;
 
-    /// Stores a block.
+    /// Stores a block. One that is there already counts as used.
     ///
     /// # Errors
     /// The store cannot write, or never takes blocks of this size.
-    fn put(&self, identity: &Identity, meta: &Source, payload: &Source) -> Result<PutOutcome, BackendError>;
+    fn put(
+        &self,
+        identity: &Identity,
+        place: ChainPlace,
+        meta: &Source,
+        payload: &Source,
+    ) -> Result<PutOutcome, BackendError>;
 
     /// Forgets a block; tells whether it was there. One that is on its way between two tiers is forgotten too, and may
     /// count as one that was not.

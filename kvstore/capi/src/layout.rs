@@ -41,11 +41,13 @@ const _: () = {
     assert!(offset_of!(Tensors, blocks) == 8 && offset_of!(Tensors, planes) == 16);
     assert!(offset_of!(Tensors, plane_count) == 24);
 
-    assert!(size_of::<Transfer>() == 56 && align_of::<Transfer>() == 8);
+    assert!(size_of::<Transfer>() == 72 && align_of::<Transfer>() == 8);
     assert!(offset_of!(Transfer, user) == 0 && offset_of!(Transfer, operation) == 8);
-    assert!(offset_of!(Transfer, reserved) == 12 && offset_of!(Transfer, tensors) == 16);
+    assert!(offset_of!(Transfer, bytes) == 12 && offset_of!(Transfer, tensors) == 16);
     assert!(offset_of!(Transfer, identities) == 24 && offset_of!(Transfer, blocks) == 32);
     assert!(offset_of!(Transfer, count) == 40 && offset_of!(Transfer, event) == 48);
+    assert!(offset_of!(Transfer, parent) == 56 && offset_of!(Transfer, position) == 64);
+    assert!(offset_of!(Transfer, is_chain) == 68);
 
     assert!(size_of::<HandOff>() == 104 && align_of::<HandOff>() == 8);
     assert!(offset_of!(HandOff, user) == 0 && offset_of!(HandOff, operation) == 8);

@@ -378,7 +378,7 @@ impl Common {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{BackendError, GetOutcome, Identity, PutOutcome, Statistics};
+    use crate::backend::{BackendError, ChainPlace, GetOutcome, Identity, PutOutcome, Statistics};
     use crate::buffers::{Destination, Source};
 
     /// Panics for one block and fails for another.
@@ -406,7 +406,13 @@ mod tests {
             usize::MAX
         }
 
-        fn put(&self, _: &Identity, _: &Source, _: &Source) -> Result<PutOutcome, BackendError> {
+        fn put(
+            &self,
+            _: &Identity,
+            _: ChainPlace,
+            _: &Source,
+            _: &Source,
+        ) -> Result<PutOutcome, BackendError> {
             Ok(PutOutcome::Throttled)
         }
 

@@ -1,7 +1,7 @@
 //! The product's store behind this interface: host memory over a disk.
 //!
-//! Calls wait on the calling thread for the store's own, which copies and moves. A block has no chain here: each stands
-//! for itself, so that any of them may be evicted, in any order. A `put` copies a block twice (out of the caller's memory,
+//! Calls wait on the calling thread for the store's own, which copies and moves. Blocks of a chain are evicted from its end; one
+//! whose chain the caller does not tell stands for itself. A `put` copies a block twice (out of the caller's memory,
 //! and into a slot), because the store may still hold it when the call was given up; a `get` copies it through a buffer in
 //! the L1 cache, in which it is verified.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kvstore_block::BlockIdentity;
 use kvstore_store::{Description, HostBlock, Store, TenantId};
 
-use crate::backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome, Statistics};
+use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, PutOutcome, Statistics};
 use crate::buffers::{Destination, Source};
 use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, is_block, pack};
 use crate::turns::Turns;
@@ -47,9 +47,12 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What there is to say of a block: it has no chain here, and is nobody's.
-pub(crate) fn description() -> Description {
-    Description { parent: None, position: 0, meta: [].into(), tenant: TenantId(0) }
+impl ChainPlace {
+    /// The description of a block at this place, which is nobody's.
+    pub(crate) fn description(self) -> Description {
+        let Self { parent, position } = self;
+        Description { parent: parent.map(BlockIdentity), position, meta: [].into(), tenant: TenantId(0) }
+    }
 }
 
 pub(crate) fn failed(operation: &'static str, reason: &str) -> BackendError {
@@ -68,6 +71,15 @@ impl StoreBackend {
 
     pub(crate) fn is_there(&self, identity: &Identity) -> bool {
         self.store.look_up(&[BlockIdentity(*identity)]) > 0
+    }
+
+    /// Whether the block is there; it counts as used then.
+    pub(crate) fn is_there_to_use(&self, identity: &Identity) -> bool {
+        let is_there = self.is_there(identity);
+        if is_there {
+            self.store.touch(&[BlockIdentity(*identity)]);
+        }
+        is_there
     }
 
     /// Counts blocks that somebody else stored, of so many that were to be.
@@ -224,7 +236,13 @@ impl Backend for StoreBackend {
         self.payload_bytes_max
     }
 
-    fn put(&self, identity: &Identity, meta: &Source, payload: &Source) -> Result<PutOutcome, BackendError> {
+    fn put(
+        &self,
+        identity: &Identity,
+        place: ChainPlace,
+        meta: &Source,
+        payload: &Source,
+    ) -> Result<PutOutcome, BackendError> {
         for (what, source, bytes_max) in
             [("a meta", meta, META_BYTES_MAX), ("a payload", payload, self.payload_bytes_max)]
         {
@@ -233,7 +251,7 @@ impl Backend for StoreBackend {
             }
         }
         let _turn = self.turns.take(identity);
-        if self.is_there(identity) {
+        if self.is_there_to_use(identity) {
             return Ok(PutOutcome::Present);
         }
         let (done, is_stored) = sync_channel(1);
@@ -244,7 +262,7 @@ impl Backend for StoreBackend {
         // No memory for a copy is no room.
         let Ok(block) = pack(meta, payload) else { return Ok(self.throttled()) };
         let is_stored =
-            match self.store.put(BlockIdentity(*identity), description(), vec![block.into()], done) {
+            match self.store.put(BlockIdentity(*identity), place.description(), vec![block.into()], done) {
                 Ok(()) => self.answer("put", &is_stored)?,
                 Err(_) if self.store.is_alive() => false,
                 Err(_) => return Err(failed("put", "the store has stopped")),

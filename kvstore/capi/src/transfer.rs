@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::backend::{Backend, Identity, PutOutcome};
+use crate::backend::{Backend, ChainPlace, Identity, PutOutcome};
 use crate::buffers::{Destination, Source};
 use crate::operation::{Outcome, by_store};
 use crate::registry::InUse;
@@ -31,6 +31,8 @@ pub(crate) struct Blocks {
     pub(crate) identities: Vec<Identity>,
     /// One for each identity.
     pub(crate) blocks: Vec<u64>,
+    /// The place of the first block, where the identities are a chain; `None`: each stands for itself.
+    pub(crate) chain: Option<ChainPlace>,
 }
 
 #[derive(Debug)]
@@ -61,6 +63,17 @@ pub(crate) struct Claim {
 }
 
 impl Blocks {
+    /// The place of the block of this number in its chain.
+    pub(crate) fn place(&self, at: usize) -> ChainPlace {
+        match (self.chain, at.checked_sub(1)) {
+            (None, _) => ChainPlace::default(),
+            (Some(first), None) => first,
+            (Some(first), Some(before)) => {
+                ChainPlace { parent: Some(self.identities[before]), position: first.position + at as u32 }
+            }
+        }
+    }
+
     /// How the transfer of all of them ended, by how many were moved.
     pub(crate) fn outcome(&self, moved: usize) -> Outcome {
         let status = match self.direction {
@@ -146,7 +159,8 @@ impl Transfer {
             let ranges = self.what.tensors.ranges(self.what.blocks[at], &mut buffers)?;
             // SAFETY: readable and not written to for the time of this call, by the contract of this function.
             let payload = unsafe { Source::new(ranges) };
-            let put = backend.put(&self.what.identities[at], &Source::nothing(), &payload)?;
+            let put =
+                backend.put(&self.what.identities[at], self.what.place(at), &Source::nothing(), &payload)?;
             saved += usize::from(put != PutOutcome::Throttled);
         }
         Ok(saved)

@@ -40,13 +40,16 @@ ASSERT_LAYOUT(tensors, sizeof(kvasir_kv_tensors) == 32 && offsetof(kvasir_kv_ten
 ASSERT_LAYOUT(tensors_blocks, offsetof(kvasir_kv_tensors, blocks) == 8);
 ASSERT_LAYOUT(tensors_planes, offsetof(kvasir_kv_tensors, planes) == 16);
 ASSERT_LAYOUT(tensors_plane_count, offsetof(kvasir_kv_tensors, plane_count) == 24);
-ASSERT_LAYOUT(transfer, sizeof(kvasir_kv_transfer) == 56 && offsetof(kvasir_kv_transfer, operation) == 8);
-ASSERT_LAYOUT(transfer_reserved, offsetof(kvasir_kv_transfer, reserved) == 12);
+ASSERT_LAYOUT(transfer, sizeof(kvasir_kv_transfer) == 72 && offsetof(kvasir_kv_transfer, operation) == 8);
+ASSERT_LAYOUT(transfer_bytes, offsetof(kvasir_kv_transfer, bytes) == 12);
 ASSERT_LAYOUT(transfer_tensors, offsetof(kvasir_kv_transfer, tensors) == 16);
 ASSERT_LAYOUT(transfer_identities, offsetof(kvasir_kv_transfer, identities) == 24);
 ASSERT_LAYOUT(transfer_blocks, offsetof(kvasir_kv_transfer, blocks) == 32);
 ASSERT_LAYOUT(transfer_count, offsetof(kvasir_kv_transfer, count) == 40);
 ASSERT_LAYOUT(transfer_event, offsetof(kvasir_kv_transfer, event) == 48);
+ASSERT_LAYOUT(transfer_parent, offsetof(kvasir_kv_transfer, parent) == 56);
+ASSERT_LAYOUT(transfer_position, offsetof(kvasir_kv_transfer, position) == 64);
+ASSERT_LAYOUT(transfer_is_chain, offsetof(kvasir_kv_transfer, is_chain) == 68);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
 ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 112 && offsetof(kvasir_kv_statistics, hits) == 24);
@@ -316,7 +319,7 @@ static void paged(kvasir_kv *kv) {
     }
     kvasir_kv_tensors tensors = {KVASIR_KV_HOST, 0, PAGES, planes, 3};
     CHECK(kvasir_kv_register(kv, &tensors, &id) == KVASIR_KV_OK && id != 0 && id != 99);
-    kvasir_kv_transfer transfer = {70, KVASIR_KV_SAVE, 0, id, ids, pages, PAGES, NULL};
+    kvasir_kv_transfer transfer = {70, KVASIR_KV_SAVE, sizeof transfer, id, ids, pages, PAGES, NULL, NULL, 0, 1};
     CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
     CHECK(memcmp(memory, before, sizeof memory) == 0);
     CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
@@ -332,6 +335,7 @@ static void paged(kvasir_kv *kv) {
     memset(memory, 0xEE, sizeof memory);
     for (unsigned at = 0; at < PAGES; at++) elsewhere[at] = PAGES - 1 - pages[at];
     transfer.operation = KVASIR_KV_LOAD;
+    transfer.is_chain = 0;
     transfer.blocks = elsewhere;
     CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
     for (unsigned plane = 0; plane < 3; plane++)
@@ -361,8 +365,16 @@ static void paged(kvasir_kv *kv) {
     kvasir_kv_transfer wrong = transfer;
     wrong.operation = KVASIR_KV_GET;
     refused(kv, &wrong, "operation 1");
-    wrong = transfer, wrong.reserved = 1;
-    refused(kv, &wrong, "reserved");
+    wrong = transfer, wrong.bytes = 55;
+    refused(kv, &wrong, "bytes is 55");
+    wrong = transfer, wrong.is_chain = 1;
+    refused(kv, &wrong, "is_chain is 1, and the operation is no save");
+    wrong = transfer, wrong.is_chain = 2;
+    refused(kv, &wrong, "is_chain is 2");
+    wrong = transfer, wrong.position = 1;
+    refused(kv, &wrong, "parent or position");
+    wrong = transfer, wrong.operation = KVASIR_KV_SAVE, wrong.is_chain = 1, wrong.position = 0x7FFFFFFE;
+    refused(kv, &wrong, "position 2147483646");
     wrong = transfer, wrong.tensors = id + 1;
     refused(kv, &wrong, "tensors");
     wrong = transfer, wrong.identities = NULL;

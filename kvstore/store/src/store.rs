@@ -250,6 +250,11 @@ impl Store {
         leases.into_iter().map(held).collect()
     }
 
+    /// Notes a use of blocks of a chain that host memory or the disk has, of whoever needs no copy of them.
+    pub fn touch(&self, chain: &[BlockIdentity]) {
+        [HOST, DISK].into_iter().for_each(|tier| self.shared.catalog.touch(tier, chain));
+    }
+
     /// Starts a search in the tiers of other nodes; [`crate::Moved::Prepared`] follows.
     pub fn prepare(&self, prepare: Prepare) -> Result<(), Throttled<Prepare>> {
         self.send(Job::Prepare(prepare)).map_err(|job| match job {

@@ -110,12 +110,15 @@ class _Transfer(ctypes.Structure):
     _fields_ = [
         ("user", ctypes.c_uint64),
         ("operation", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("bytes", ctypes.c_uint32),
         ("tensors", ctypes.c_uint64),
         ("identities", ctypes.c_char_p),
         ("blocks", ctypes.POINTER(ctypes.c_uint64)),
         ("count", ctypes.c_size_t),
         ("event", ctypes.c_void_p),
+        ("parent", ctypes.c_char_p),
+        ("position", ctypes.c_uint32),
+        ("is_chain", ctypes.c_uint32),
     ]
 
 
@@ -318,9 +321,19 @@ class Store:
         self._library.call("unregister", self._handle, tensors)
 
     def submit(
-        self, user: int, operation: Operation, tensors: int, identities: bytes, blocks: Sequence[int], event: int = 0
+        self,
+        user: int,
+        operation: Operation,
+        tensors: int,
+        identities: bytes,
+        blocks: Sequence[int],
+        event: int = 0,
+        chain: tuple[int, bytes | None] | None = None,
     ) -> bool:
         """Submits a save or a load of one block for each identity; false when the queue is full.
+
+        `chain`: the identities of a save are one chain; its first block's place, and the identity of the one before it, none
+        at the beginning. Without, each stands for itself.
 
         The blocks must stay as they are until the completion with this `user` was polled. `event` is the handle of a
         recorded CUDA event that the device's work waits for, or 0.
@@ -328,7 +341,13 @@ class Store:
         if _count(identities) != len(blocks):
             raise ValueError(f"{_count(identities)} identities for {len(blocks)} blocks")
         numbers = (ctypes.c_uint64 * len(blocks))(*blocks)
-        transfer = _Transfer(user, operation, 0, tensors, identities, numbers, len(blocks), event or None)
+        position, parent = chain or (0, None)
+        if parent is not None and len(parent) != IDENTITY_BYTES:
+            raise ValueError(f"a parent of {len(parent)} bytes")
+        size = ctypes.sizeof(_Transfer)
+        transfer = _Transfer(
+            user, operation, size, tensors, identities, numbers, len(blocks), event or None, parent, position, chain is not None
+        )
         return self._library.call("submit_transfer", self._handle, ctypes.byref(transfer)) == Status.OK
 
     def poll(self, timeout_ms: int = 0) -> list[Completion]:

@@ -10,11 +10,15 @@ from .handoff import Leg
 
 @dataclass
 class Save:
-    """Blocks of the engine that have been computed at the end of this step."""
+    """Blocks of the engine that have been computed at the end of this step: one after the other in a prompt, of which `first` is the
+    first one's number and `parent` the hash of the block before it, none at the beginning.
+    """
 
     job: int
     hashes: list[bytes]
     blocks: list[int]
+    first: int = 0
+    parent: bytes | None = None
 
 
 @dataclass

@@ -368,18 +368,17 @@ class Scheduler:
         if complete <= tracked.offered or self._pool is None:
             return
         numbers = blocks_of(tracked.request.request_id)
-        chosen: list[int] = []
-        while tracked.offered < min(complete, len(numbers)):
-            if len(self._saving) + len(chosen) >= self._saving_blocks_max:
-                break
+        run = range(tracked.offered, tracked.offered)
+        while tracked.offered < min(complete, len(numbers)) and len(self._saving) + len(run) < self._saving_blocks_max:
             at = tracked.offered
             tracked.offered += 1
             is_under_way = numbers[at] in self._saving
             if at not in tracked.loaded and not is_under_way and not self._pool.blocks[numbers[at]].is_null:
-                chosen.append(at)
-        if chosen:
-            names = self._names(tracked, chosen[0], chosen[-1] + 1)
-            self._save([names[at - chosen[0]] for at in chosen], [numbers[at] for at in chosen])
+                run = range(run.start, at + 1)
+                continue
+            self._save(tracked, run, numbers)
+            run = range(at + 1, at + 1)
+        self._save(tracked, run, numbers)
 
     def _hold(self, job: int, numbers: list[int]) -> None:
         assert self._pool is not None
@@ -387,12 +386,18 @@ class Scheduler:
         self._pool.touch(blocks)
         self._held[job] = blocks
 
-    def _save(self, names: list[bytes], numbers: list[int]) -> None:
-        job = self._next_number()
-        self._hold(job, numbers)
-        self._saving.update(numbers)
-        self._saves[job] = numbers
-        self._step.saves.append(Save(job, names, numbers))
+    def _save(self, tracked: _Tracked, run: range, numbers: Sequence[int]) -> None:
+        """Saves blocks that follow one another."""
+        if not run:
+            return
+        job, chosen = self._next_number(), list(numbers[run.start : run.stop])
+        self._hold(job, chosen)
+        self._saving.update(chosen)
+        self._saves[job] = chosen
+        before = max(run.start - 1, 0)
+        names = self._names(tracked, before, run.stop)
+        parent = names.pop(0) if run.start > 0 else None
+        self._step.saves.append(Save(job, names, chosen, run.start, parent))
 
     def _release(self, blocks: list[Block]) -> None:
         assert self._pool is not None

@@ -371,8 +371,12 @@ class Worker:
         source = job.source if isinstance(job, Load) else None
         if source is None:
             names = identity.identities(self._key, job.hashes)
+            chain = None
+            if isinstance(job, Save):
+                parent = None if job.parent is None else identity.identities(self._key, [job.parent])
+                chain = (job.first, parent)
             return self._store.submit(
-                job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle
+                job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle, chain
             )
         senders = self._senders(source.leg)
         if self._handoff is None or not all(senders.values()):

@@ -10,28 +10,28 @@ use kvstore_store::{Moved, Offload, Throttled};
 use super::Places;
 use super::lane::Lane;
 use super::launch::{SUMS, launch};
-use crate::backend::Identity;
+use crate::backend::{ChainPlace, Identity};
 use crate::status::{Failure, Status};
-use crate::store::{QUEUE_PAUSE, description};
+use crate::store::QUEUE_PAUSE;
 use crate::transfer::Blocks;
 
 impl Lane {
     /// How many of the blocks the store took or had.
     pub(super) fn save(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
         let mut count = 0;
-        let blocks: Vec<(Identity, u64)> =
-            what.identities.iter().copied().zip(what.blocks.iter().copied()).collect();
+        let place = |at: usize| (what.identities[at], what.blocks[at], what.place(at));
+        let blocks: Vec<(Identity, u64, ChainPlace)> = (0..what.identities.len()).map(place).collect();
         for round in blocks.chunks(places.pool.slot_count()) {
             if self.is_closing() {
                 break;
             }
             let mut saved: HashSet<Identity> = HashSet::with_capacity(round.len());
             let (mut missing, mut seen) = (Vec::new(), HashSet::new());
-            for (identity, block) in round {
-                if self.store.is_there(identity) {
-                    saved.insert(*identity);
-                } else if seen.insert(*identity) {
-                    missing.push((*identity, *block));
+            for &(identity, block, place) in round {
+                if self.store.is_there_to_use(&identity) {
+                    saved.insert(identity);
+                } else if seen.insert(identity) {
+                    missing.push((identity, block, place));
                 }
             }
             let present = saved.len();
@@ -39,7 +39,7 @@ impl Lane {
                 self.save_round(places, &missing, &mut saved)?;
             }
             self.store.count_saved(missing.len(), saved.len() - present);
-            count += round.iter().filter(|(identity, _)| saved.contains(identity)).count();
+            count += round.iter().filter(|(identity, ..)| saved.contains(identity)).count();
         }
         Ok(count)
     }
@@ -49,12 +49,12 @@ impl Lane {
     fn save_round(
         &mut self,
         places: &Places,
-        blocks: &[(Identity, u64)],
+        blocks: &[(Identity, u64, ChainPlace)],
         saved: &mut HashSet<Identity>,
     ) -> Result<(), Failure> {
         let slots = self.slots(places, blocks.len())?;
         let pairs: Vec<Pair> = (blocks.iter().zip(&slots))
-            .map(|((_, block), slot)| Pair { block: *block, slot: slot.slot() })
+            .map(|((_, block, _), slot)| Pair { block: *block, slot: slot.slot() })
             .collect();
         let gathered: Vec<u32> = slots.iter().map(SlotRef::slot).collect();
         let mut checksums = Vec::with_capacity(slots.len());
@@ -75,9 +75,9 @@ impl Lane {
         while self.moved.try_recv().is_ok() {}
         let listening = self.listening.clone();
         let _until_the_end = listening.begin();
-        for (((identity, _), slot), checksum) in blocks.iter().zip(slots).zip(checksums) {
+        for (((identity, _, place), slot), checksum) in blocks.iter().zip(slots).zip(checksums) {
             let identity = BlockIdentity(*identity);
-            let mut offload = Offload { identity, description: description(), slot };
+            let mut offload = Offload { identity, description: place.description(), slot };
             // Others' blocks are before it; the store works them off.
             while let Err(Throttled(refused)) = self.store.store().offload_summed(offload, checksum) {
                 if !self.store.store().is_alive() {
@@ -88,7 +88,7 @@ impl Lane {
             }
         }
         let mut under_way = blocks.len();
-        let wanted: HashSet<&Identity> = blocks.iter().map(|(identity, _)| identity).collect();
+        let wanted: HashSet<&Identity> = blocks.iter().map(|(identity, ..)| identity).collect();
         while under_way > 0 {
             match self.next_report()? {
                 // It may leave again before the report of the copy's end comes.

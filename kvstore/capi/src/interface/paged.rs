@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::boundary::{Handle, elements, guarded, invalid, tell};
-use crate::backend::Identity;
+use crate::backend::{ChainPlace, Identity};
 use crate::device::{DeviceEvent, Job};
 use crate::handles::{self, Opened};
 use crate::queue::{IDENTITIES_MAX, Submitted, Work};
@@ -24,8 +24,8 @@ pub struct Transfer {
     pub user: u64,
     /// 5 save, 6 load.
     pub operation: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Of this structure; zero: up to the event.
+    pub bytes: u32,
     /// The number of registered tensors.
     pub tensors: u64,
     /// The names of the blocks.
@@ -36,6 +36,66 @@ pub struct Transfer {
     pub count: usize,
     /// Null, or the event of a device that earlier work on the blocks records.
     pub event: *mut c_void,
+    /// Null, or the block before the first in its chain.
+    pub parent: *const Identity,
+    /// Blocks before the first in its chain.
+    pub position: u32,
+    /// 1: each block hangs on the one before, 0: each stands for itself.
+    pub is_chain: u32,
+}
+
+/// Places in a chain are below this.
+const POSITIONS_MAX: usize = 1 << 31;
+
+/// A transfer as its caller knows it: fields that it does not know are null or zero.
+///
+/// # Safety
+/// As in the header: null, or as long as its field `bytes` says, or up to the event.
+unsafe fn read(transfer: *const Transfer) -> Result<Transfer, Failure> {
+    if transfer.is_null() || !transfer.is_aligned() {
+        return Err(invalid("the transfer is a null pointer or not aligned"));
+    }
+    let least = std::mem::offset_of!(Transfer, parent);
+    // SAFETY: not null, and every version has this field.
+    let bytes = match unsafe { (*transfer).bytes } as usize {
+        0 => least,
+        bytes => bytes,
+    };
+    if bytes < least {
+        return Err(invalid(&format!("bytes is {bytes}, and a kvasir_kv_transfer has at least {least}")));
+    }
+    let mut read = std::mem::MaybeUninit::<Transfer>::zeroed();
+    let known = bytes.min(size_of::<Transfer>());
+    // SAFETY: the caller promised as many bytes; both are of this type, and nobody else has `read`.
+    unsafe { std::ptr::copy_nonoverlapping(transfer.cast::<u8>(), read.as_mut_ptr().cast::<u8>(), known) };
+    // SAFETY: plain numbers and pointers, for which zero is a value.
+    Ok(unsafe { read.assume_init() })
+}
+
+/// # Safety
+/// As in the header for the parent of the transfer.
+unsafe fn chain(transfer: &Transfer) -> Result<Option<ChainPlace>, Failure> {
+    let is_set = !transfer.parent.is_null() || transfer.position > 0;
+    match transfer.is_chain {
+        0 if is_set => return Err(invalid("parent or position is set, and is_chain is 0")),
+        0 => return Ok(None),
+        1 if transfer.operation != SAVE => {
+            return Err(invalid("is_chain is 1, and the operation is no save"));
+        }
+        1 => {}
+        other => return Err(invalid(&format!("is_chain is {other}, neither 0 nor 1"))),
+    }
+    let position = transfer.position;
+    if position as usize + transfer.count >= POSITIONS_MAX {
+        return Err(invalid(&format!("position {position} with {} blocks is above 2^31", transfer.count)));
+    }
+    let parent = if transfer.parent.is_null() {
+        None
+    } else {
+        // SAFETY: the caller promised one; an identity is aligned anywhere.
+        Some(unsafe { *transfer.parent })
+    };
+    Ok(Some(ChainPlace { parent, position }))
 }
 
 /// Registers an engine's tensors.
@@ -109,9 +169,6 @@ unsafe fn blocks(opened: &Opened, transfer: &Transfer) -> Result<Blocks, Failure
             return Err(invalid(&text));
         }
     };
-    if transfer.reserved != 0 {
-        return Err(invalid("reserved is not zero"));
-    }
     if transfer.count > IDENTITIES_MAX {
         return Err(invalid("count is above 2^20"));
     }
@@ -129,7 +186,9 @@ unsafe fn blocks(opened: &Opened, transfer: &Transfer) -> Result<Blocks, Failure
         let text = format!("blocks[{at}] is {}, and the tensors have {}", blocks[at], tensors.blocks());
         return Err(invalid(&text));
     }
-    Ok(Blocks { direction, identities: copied(identities)?, blocks: copied(blocks)?, tensors })
+    // SAFETY: as above.
+    let chain = unsafe { chain(transfer) }?;
+    Ok(Blocks { direction, identities: copied(identities)?, blocks: copied(blocks)?, tensors, chain })
 }
 
 fn copied<T: Copy>(from: &[T]) -> Result<Vec<T>, Failure> {
@@ -148,7 +207,7 @@ fn copied<T: Copy>(from: &[T]) -> Result<Vec<T>, Failure> {
 pub unsafe extern "C" fn kvasir_kv_submit_transfer(handle: *mut Handle, transfer: *const Transfer) -> i32 {
     guarded(|| {
         // SAFETY: the caller promised one.
-        let transfer = unsafe { elements(transfer, 1, "the transfer is a null pointer or not aligned") }?[0];
+        let transfer = unsafe { read(transfer) }?;
         let opened = handles::find(handle.addr())?;
         // SAFETY: the caller promised its arrays.
         let what = unsafe { blocks(&opened, &transfer) }?;

@@ -12,7 +12,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_store::{Description, DiskTier, HostTier, StoreBuilder, StoreConfig, TenantId};
 
-use crate::backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome};
+use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, PutOutcome};
 use crate::buffers::{Buffer, Destination, Ranges, Source};
 use crate::compose::{self, Composed};
 use crate::config::Settings;
@@ -71,7 +71,7 @@ fn put(
     let meta = unsafe { Source::new(ranges(meta)) };
     // SAFETY: as above.
     let payload = unsafe { Source::new(ranges(payload)) };
-    store.put(identity, &meta, &payload)
+    store.put(identity, ChainPlace::default(), &meta, &payload)
 }
 
 /// Meta and payload.

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use super::{Folder, PATIENCE, opened, wait_until_written, with_slab};
-use crate::backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome, Statistics};
+use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, PutOutcome, Statistics};
 use crate::buffers::{Destination, Source};
 use crate::config::QueueSettings;
 use crate::operation::Operation;
@@ -54,7 +54,7 @@ fn work(registry: &Registry, id: u64, direction: Direction, blocks: &[(usize, us
     let tensors = registry.find(id).expect("registered");
     let identities = blocks.iter().map(|(number, _)| name(*number)).collect();
     let blocks = blocks.iter().map(|(_, page)| *page as u64).collect();
-    Work::Shared(Arc::new(Transfer::new(Blocks { direction, tensors, identities, blocks })))
+    Work::Shared(Arc::new(Transfer::new(Blocks { direction, tensors, identities, blocks, chain: None })))
 }
 
 fn moved(queue: &Queue, work: Work) -> (i32, u64, Option<String>) {
@@ -141,7 +141,13 @@ impl Backend for Gate {
         usize::MAX
     }
 
-    fn put(&self, identity: &Identity, _: &Source, _: &Source) -> Result<PutOutcome, BackendError> {
+    fn put(
+        &self,
+        identity: &Identity,
+        _: ChainPlace,
+        _: &Source,
+        _: &Source,
+    ) -> Result<PutOutcome, BackendError> {
         Ok(if self.pass(identity)? { PutOutcome::Present } else { PutOutcome::Throttled })
     }
 

@@ -176,7 +176,21 @@ impl Rig {
         assert_eq!(names.len(), blocks.len());
         let (identities, count) = (names.as_ptr(), names.len());
         let blocks = blocks.as_ptr();
-        let transfer = Transfer { user, operation, reserved: 0, tensors, identities, blocks, count, event };
+        let (bytes, is_chain) = (size_of::<Transfer>() as u32, u32::from(operation == 5));
+        let (parent, position) = (std::ptr::null(), 0);
+        let transfer = Transfer {
+            user,
+            operation,
+            bytes,
+            tensors,
+            identities,
+            blocks,
+            count,
+            event,
+            parent,
+            position,
+            is_chain,
+        };
         // SAFETY: the arrays are there, and tests keep an engine for longer than transfers on it.
         let status = unsafe { kvasir_kv::kvasir_kv_submit_transfer(self.0, &raw const transfer) };
         assert_eq!(status, 0, "{}", self.last_error());

@@ -353,6 +353,32 @@ class Sides(unittest.TestCase):
             engine.run()
             self.assertEqual((engine.worker.take_counters()["saved_blocks"], engine.wrong), (10, []))
 
+    def test_blocks_that_do_not_follow_one_another_are_saved_as_chains_of_their_own(self) -> None:
+        scheduler, request, pool = Scheduler(TOKENS, TOKENS, 1, 1000), self.prompt("one", 6 * TOKENS), Pool(8)
+        scheduler.bind(pool)
+        request.blocks = pool.take(6)
+        pool.blocks[request.blocks[2]].is_null = True
+        scheduler.allocated(request, request.blocks, 0)
+        saves = scheduler.next_step({"one": 6 * TOKENS}, lambda name: request.blocks).saves
+        hashes, found = request.block_hashes, [(save.first, save.parent, save.hashes, save.blocks) for save in saves]
+        expected = [(0, None, hashes[:2], request.blocks[:2]), (3, hashes[2], hashes[3:], request.blocks[3:])]
+        self.assertEqual(found, expected)
+
+    def test_chains_lose_their_ends_first(self) -> None:
+        engine = self.engine(stored=12)
+        engine.submit(self.prompt("first", 10 * TOKENS))
+        engine.run()
+        engine.submit(self.prompt("second", 8 * TOKENS, seed=7))
+        engine.run()
+        for name, seed, tokens in [("first again", 1, 10), ("second again", 7, 8)]:
+            engine.worker.take_counters()
+            engine.pool.reset()
+            engine.submit(self.prompt(name, tokens * TOKENS, seed=seed))
+            engine.run()
+            # The store has no room for both. What is left of each begins at its beginning, and so it can be found.
+            self.assertGreaterEqual(engine.worker.take_counters().get("loaded_blocks", 0), 3, name)
+        self.assertEqual(engine.wrong, [])
+
     def test_a_look_into_the_store_is_kept_for_some_steps(self) -> None:
         looks: list[int] = []
 
@@ -415,6 +441,7 @@ class Sides(unittest.TestCase):
         request.num_computed_tokens = TOKENS
         (save,) = scheduler.next_step({"one": 4 * TOKENS}, lambda name: request.blocks).saves
         self.assertEqual((save.blocks, save.hashes), (request.blocks[1:], request.block_hashes[1:]))
+        self.assertEqual((save.first, save.parent), (1, request.block_hashes[0]))
 
     def test_what_was_promised_and_does_not_come_is_computed(self) -> None:
         for is_nearby in (False, True):

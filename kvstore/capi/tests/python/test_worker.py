@@ -20,9 +20,17 @@ class FakeStore:
         self.taken: list[int] = []
 
     def submit(
-        self, user: int, operation: Operation, tensors: int, identities: bytes, blocks: list[int], event: int
+        self,
+        user: int,
+        operation: Operation,
+        tensors: int,
+        identities: bytes,
+        blocks: list[int],
+        event: int,
+        chain: tuple[int, bytes | None] | None,
     ) -> bool:
         self.fail("submit_transfer")
+        assert (chain is None) == (operation is Operation.LOAD)
         if len(self.taken) == self.room:
             return False
         self.taken.append(user)
