@@ -47,7 +47,7 @@ use std::time::Instant;
 
 use dataplane_memory::{Slab, SlabKind};
 
-/// What peers may do with the slots of the slabs that a fabric shows.
+/// The access that peers have to the slots of the slabs that a fabric shows.
 ///
 /// TCP and RDMA hold them to it. Through shared memory, of a host or of devices, a peer has the whole slab: [`PeerAccess::None`]
 /// keeps it from them, the others do not differ.

@@ -127,7 +127,7 @@ impl Priority {
 /// Where at the peer: a slot of a slab that it shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
-    /// Which of its slabs.
+    /// The kind of the slab.
     pub slab: SlabKind,
     /// Slot index at the peer.
     pub slot: u32,

@@ -112,7 +112,7 @@ struct RailsBuilder<'a> {
     address: Addresses,
     names: Vec<String>,
     counters: Vec<RailCounters>,
-    /// What cannot be used, or not for a device's memory, and why.
+    /// Each rail that cannot be used, or not for a device's memory, and why.
     unavailable: Vec<(Transport, String)>,
 }
 

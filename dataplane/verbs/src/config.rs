@@ -104,7 +104,7 @@ pub struct VerbsConfig {
     pub connections_max: usize,
     /// Accepted sockets that have not proved that they are a peer's, 1..=4096; they take no place among the connections.
     pub handshakes_max: usize,
-    /// What peers may do with the slabs that the fabric shows, as the device enforces it: with [`PeerAccess::None`] no key of this
+    /// The access of peers to the slabs that the fabric shows, as the device enforces it: with [`PeerAccess::None`] no key of this
     /// node's memory works for others. A peer that may write can write the whole slabs: a device knows no generations.
     pub access: PeerAccess,
     /// The secret that peers share; with another one neither side admits the other.

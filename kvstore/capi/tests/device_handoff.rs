@@ -483,7 +483,7 @@ fn blocks_between_processes_with_other_heads_are_staged() {
     one.wait_for_rest();
 }
 
-/// One engine with direct hand-offs and four others at the same time, each reached as it can be: a device over a card directly,
+/// An engine with direct hand-offs and four others at the same time, each reached as it can be: a device over a card directly,
 /// a processor over TCP and over shared memory, and a device that is staged over TCP; both ways.
 #[test]
 fn direct_and_staged_hand_offs_of_one_engine_go_side_by_side() {

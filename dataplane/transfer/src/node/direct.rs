@@ -12,7 +12,7 @@ use crate::direct::{Purpose, Summing};
 use crate::outbound::{Pushed, Reservation};
 use crate::terms::Greeting;
 
-/// What was pushed to be sent directly, and cannot be: its receiver does not have our heads, or no connection to it reaches from
+/// A transfer pushed to be sent directly that cannot be: its receiver does not have our heads, or no connection to it reaches from
 /// these slots to its.
 #[derive(Debug)]
 pub(crate) struct Returned {
@@ -23,7 +23,7 @@ pub(crate) struct Returned {
     pub(crate) is_ended: bool,
 }
 
-/// What was expected into a device's slots, and cannot be received there. [`TransferNode::receive_into`] or
+/// A transfer expected into a device's slots that cannot be received there. [`TransferNode::receive_into`] or
 /// [`TransferNode::refuse_expectation`] has to follow.
 #[derive(Debug)]
 #[must_use]
@@ -154,7 +154,7 @@ impl<F: Fabric> TransferNode<F> {
         }
     }
 
-    /// What was to be sent directly to a receiver that has asked for it, and cannot, is left to staging, or is given up when
+    /// A transfer that cannot be sent directly to the receiver that has asked for it is left to staging, or is given up when
     /// nobody has taken it by the next poll.
     pub(super) fn give_back_out_of_reach(&mut self, transfer: TransferId) {
         let Some(outbound) = self.outbound.get(transfer).map(|lease| &lease.held) else { return };

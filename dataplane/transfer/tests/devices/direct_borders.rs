@@ -135,7 +135,7 @@ fn a_receiver_that_lacks_heads_of_its_sender_stages_after_all() {
         let (sources, targets) = (world.sides[SENDER].slots(3), world.sides[RECEIVER].slots(3));
         sources.iter().for_each(|slot| world.sides[SENDER].fill(slot, &heads_of(&shard(0, 4))));
         world.expect(transfer, 0, targets);
-        // One is not cancelled, one before it is known how it is received, one after.
+        // The first is not cancelled, the second before it is known how it is received, the third after.
         let cancelled_after = [None, Some(0), Some(9)][transfer as usize % 3];
         world.run(cancelled_after.unwrap_or(5));
         let staged = world.sides[RECEIVER].counter("received_staged");

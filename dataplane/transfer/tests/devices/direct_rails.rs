@@ -12,7 +12,7 @@ use dataplane_transfer::{Bond, BondConfig, Command, HeadRange, Outcome, PieceLay
 use crate::rig::{LAYOUT, RECEIVER, SENDER, Shape, Side, TICK, World, content, content_of};
 use crate::runs::{Random, transfers};
 
-/// What the peers of a node write into over its second rail; over the first it is device slots.
+/// The memory that peers write into over a node's second rail; over the first it is device slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SecondRail {
     /// Device slots too.
@@ -121,7 +121,7 @@ fn direct_and_staged_hand_offs_go_side_by_side() {
         assert_eq!(of(&world, RECEIVER, "received_directly"), 10);
         let staged = of(&world, RECEIVER, "received_staged");
         assert!(staged == sum.of(Outcome::Complete) && of(&world, SENDER, "sent_staged") >= staged);
-        // It is back: its greeting is given up after five seconds, and another one follows.
+        // The peer is back: its greeting is given up after five seconds, and another one follows.
         networks[0].set_faults(FAULTS);
         world.run(6000);
         let sum = transfers(&mut world, &mut Random(seed), 10, 0, |_, _, _| ());
@@ -168,7 +168,7 @@ fn expect_directly(world: &mut World<Bond<SimFabric>>) -> Vec<SlotRef> {
     sources
 }
 
-/// What is computed after the only way to the receiver's slots has failed waits for a second, and then ends its transfer and no other.
+/// A block computed after the only way to the receiver's slots has failed waits for a second, then ends its transfer alone.
 #[test]
 fn a_transfer_whose_way_is_gone_ends_alone() {
     let shape = Shape { lease: Duration::from_secs(30), ..shape(4) };
