@@ -15,6 +15,7 @@ use dataplane_shm::ShmConfig;
 use dataplane_tcp::TcpConfig;
 use dataplane_transfer::BondConfig;
 use dataplane_verbs::{PathMtu, VerbsConfig, parse_gid_index, parse_partition};
+use kvstore_remote::PoolNode;
 use router_engines::handoff::DataPlaneAddress;
 
 use control_config::Settings;
@@ -34,12 +35,10 @@ fn open_as(settings: &Settings, slab: &Arc<Slab>, role: PeerRole) -> Result<Rail
     Ok(rails)
 }
 
-/// Transports of a client that registers memory of its own: those that `addresses` name.
-pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, addresses: &[&str]) -> Result<Rails> {
+/// Transports of a client that registers memory of its own: those that reach these nodes.
+pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, nodes: &[PoolNode]) -> Result<Rails> {
     let mut settings = settings.clone();
-    let names = |kind: &str| {
-        addresses.iter().any(|address| address.split(',').any(|rail| rail.starts_with(&format!("{kind}:"))))
-    };
+    let names = |transport| nodes.iter().any(|node| node.is_reached_by(transport));
     settings.transfer.transport = match (names("shm"), names("rdma"), names("tcp")) {
         (true, false, false) => "shm",
         (false, true, false) => "rdma",
@@ -168,14 +167,22 @@ fn verbs_config(settings: &Settings) -> Result<VerbsConfig> {
     Ok(config)
 }
 
-/// A process may have transports in several roles: their sockets differ.
+/// A process may have transports in several roles: their sockets differ. A pool's is named by its node, so that clients find it
+/// again when it was started anew.
 fn shm_socket(settings: &Settings, role: PeerRole) -> PathBuf {
-    let part = match role {
-        PeerRole::Worker => "",
-        PeerRole::Client => "-client",
-        PeerRole::Store => "-pool",
+    let name = match role {
+        PeerRole::Worker => std::process::id().to_string(),
+        PeerRole::Client => format!("{}-client", std::process::id()),
+        PeerRole::Store => {
+            let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+            let name = settings.store.name.chars();
+            format!(
+                "{}-pool",
+                name.map(|letter| if is_plain(letter) { letter } else { '_' }).collect::<String>()
+            )
+        }
     };
-    worker_socket(&compose::socket_folder(settings), &format!("{}{part}", std::process::id()))
+    worker_socket(&compose::socket_folder(settings), &name)
 }
 
 /// Equal for processes that can share memory: one boot of one machine, and one folder for the sockets.

@@ -1,10 +1,8 @@
 //! The tiers of a store: chosen here, from the settings and from what the machine has.
 
-use std::num::NonZeroU64;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use control_config::Settings;
@@ -20,11 +18,11 @@ use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
 use kvstore_nvme::{NvmeConfig, NvmeEngine, PciAddress};
-use kvstore_object::{Credentials, Location, ObjectConfig, ObjectCounters, S3Config};
+use kvstore_object::ObjectCounters;
 use kvstore_quantise::QuantisedLayout;
-use kvstore_remote::{PoolNode, RemoteConfig, RemoteCounters, RemotePool};
-use kvstore_store::far::object::ObjectTier;
-use kvstore_store::far::remote::RemoteTier;
+use kvstore_remote::RemoteCounters;
+use kvstore_store::far::object::{ObjectTier, ObjectTierConfig};
+use kvstore_store::far::remote::{RemoteTier, RemoteTierConfig};
 use kvstore_store::{
     BandwidthLimit, BandwidthTier, DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, ReturnConfig, Store,
     StoreBuilder, StoreConfig, Survivor, WriteMode,
@@ -151,12 +149,7 @@ fn bandwidth(settings: &Settings, block_bytes: usize) -> [Option<BandwidthLimit>
         (BandwidthTier::Remote, settings.remote_tier.bandwidth),
         (BandwidthTier::Object, settings.object_tier.bandwidth),
     ] {
-        // A second's worth at once, and as much to be paid off at most; a block always fits.
-        limits[tier.index()] = NonZeroU64::new(bytes.0).map(|bytes_per_s| BandwidthLimit {
-            bytes_per_s,
-            burst_bytes: bytes_per_s.max(NonZeroU64::new(block_bytes as u64).unwrap_or(NonZeroU64::MIN)),
-            debt_max_bytes: bytes.0,
-        });
+        limits[tier.index()] = BandwidthLimit::per_second(bytes.0, block_bytes);
     }
     limits
 }
@@ -308,45 +301,15 @@ fn remote(
     builder: &StoreBuilder,
 ) -> Result<(RemoteTier, Arc<RemoteCounters>)> {
     let tier = &settings.remote_tier;
-    let mut nodes = Vec::with_capacity(tier.nodes.len());
-    for text in &tier.nodes {
-        let Some((name, address)) = text.split_once('=') else {
-            bail!(
-                "remote_tier.nodes: \"{text}\" is not like `name=tcp:10.0.0.2:7400`; the name decides which blocks are its"
-            );
-        };
-        let known = ["tcp:", "rdma:", "shm:"].iter().any(|kind| address.starts_with(kind));
-        ensure!(
-            known,
-            "remote_tier.nodes: \"{address}\" of {name} is not like `tcp:10.0.0.2:7400` (or rdma:, shm:)"
-        );
-        nodes.push(PoolNode { name: name.to_owned(), address: address.to_owned() });
-    }
-    let rails = rails::open_client(
-        settings,
-        builder.slab(),
-        &nodes.iter().map(|node| node.address.as_str()).collect::<Vec<_>>(),
-    )?;
-    let config = RemoteConfig {
-        group_blocks: tier.group as usize,
-        hot_count: if tier.replicas > 1 { RemoteConfig::default().hot_count } else { 0 },
-        request_timeout: tier.deadline,
-        ..RemoteConfig::default()
+    let config = RemoteTierConfig {
+        nodes: RemoteTierConfig::parse_nodes(&tier.nodes)?,
+        group: tier.group as u32,
+        replicas: tier.replicas,
+        deadline: tier.deadline,
+        fingerprint: blocks.fingerprint,
     };
-    let counters = Arc::new(RemoteCounters::default());
-    let mut pool = RemotePool::new(rails.bond, config, Arc::clone(&counters), Instant::now())?;
-    pool.set_nodes(&nodes, Instant::now())?;
-    let (group, patience) = (tier.group as u32, tier.deadline);
-    let tier = RemoteTier::start(
-        pool,
-        group,
-        blocks.fingerprint,
-        patience,
-        blocks.host_slots,
-        builder.inbox(),
-        rails::thread_policy(settings)?,
-    )?;
-    Ok((tier, counters))
+    let rails = rails::open_client(settings, builder.slab(), &config.nodes)?;
+    Ok(RemoteTier::open(&config, rails.bond, builder, rails::thread_policy(settings)?)?)
 }
 
 fn object(
@@ -355,41 +318,19 @@ fn object(
     builder: &StoreBuilder,
 ) -> Result<(ObjectTier, Arc<ObjectCounters>)> {
     let tier = &settings.object_tier;
-    let (location, prefix) = location(settings)?;
-    let run: u32 = tier.run.parse().context("object_tier.run")?;
-    let config = ObjectConfig {
-        prefix,
-        run_blocks: run as usize,
-        ttl: Some(tier.ttl),
-        ..ObjectConfig::new(location, blocks.fingerprint)
-    };
-    let objects = Arc::new(kvstore_object::ObjectTier::open(config).context("object_tier")?);
-    let counters = objects.counters();
-    let (block_bytes, buffer_bytes) = (blocks.bytes, tier.buffers.0);
-    let tier = ObjectTier::start(objects, run, block_bytes, buffer_bytes, tier.deadline, builder.inbox())?;
-    Ok((tier, counters))
-}
-
-fn location(settings: &Settings) -> Result<(Location, String)> {
-    let tier = &settings.object_tier;
-    if let Some(folder) = tier.url.strip_prefix("file://") {
-        return Ok((Location::Directory(folder.into()), "kvasir".to_owned()));
-    }
-    let Some(rest) = tier.url.strip_prefix("s3://") else {
-        bail!("object_tier.url: \"{}\" starts neither with s3:// nor with file://", tier.url);
-    };
-    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, "kvasir"));
-    let credentials = match tier.credentials_file.as_str() {
-        "" => Credentials::from_environment(|name| std::env::var(name).ok())?,
-        path => Credentials::File { path: path.into(), profile: "default".to_owned() },
-    };
-    let config = S3Config {
+    let config = ObjectTierConfig {
+        url: tier.url.clone(),
+        endpoint: tier.endpoint.clone(),
         region: tier.region.clone(),
-        endpoint: Some(tier.endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
+        credentials_file: tier.credentials_file.clone(),
         allow_http: tier.allow_http,
-        ..S3Config::new(bucket, credentials)
+        run: tier.run.parse().context("object_tier.run")?,
+        ttl: tier.ttl,
+        buffer_bytes: tier.buffers.0,
+        deadline: tier.deadline,
+        fingerprint: blocks.fingerprint,
     };
-    Ok((Location::S3(config), prefix.trim_end_matches('/').to_owned()))
+    Ok(ObjectTier::open(&config, builder)?)
 }
 
 /// A number that differs from store to store.

@@ -43,6 +43,19 @@ pub struct BandwidthLimit {
     pub debt_max_bytes: u64,
 }
 
+impl BandwidthLimit {
+    /// So many bytes a second, a second's worth at once and as much to be paid off; a block of `block_bytes` always fits. Zero is no
+    /// limit.
+    #[must_use]
+    pub fn per_second(bytes: u64, block_bytes: usize) -> Option<Self> {
+        NonZeroU64::new(bytes).map(|bytes_per_s| Self {
+            bytes_per_s,
+            burst_bytes: bytes_per_s.max(NonZeroU64::new(block_bytes as u64).unwrap_or(NonZeroU64::MIN)),
+            debt_max_bytes: bytes,
+        })
+    }
+}
+
 /// One bucket for each limited tier.
 #[derive(Debug, Clone)]
 pub struct BandwidthGate {

@@ -88,6 +88,18 @@ impl StoreBuilder {
         self.memory.slab()
     }
 
+    /// Slots of the host tier.
+    #[must_use]
+    pub fn host_slots(&self) -> usize {
+        self.host.slots as usize
+    }
+
+    /// Longest block, in bytes.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.config.block_bytes
+    }
+
     /// The way in for the answers of tiers that are added.
     #[must_use]
     pub fn inbox(&self) -> FarInbox {

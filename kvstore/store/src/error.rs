@@ -1,5 +1,7 @@
 use dataplane_memory::MemoryError;
 use kvstore_catalog::CatalogError;
+use kvstore_object::ConfigError;
+use kvstore_remote::RemoteError;
 
 /// Why a store could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +15,20 @@ pub enum StoreError {
     /// The disk tier cannot be opened.
     #[error("disk tier: {0}")]
     Disk(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The client of other nodes' pools cannot be made.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// The object tier's settings make no sense, or its credentials are not there.
+    #[error("object tier: {0}")]
+    Object(#[from] ConfigError),
+    /// A setting has a value that cannot be.
+    #[error("{key}: {reason}")]
+    Setting {
+        /// Its section and key.
+        key: &'static str,
+        /// What is wrong with the value.
+        reason: String,
+    },
     /// A thread could not be started.
     #[error("a thread of the store cannot be started: {0}")]
     Thread(#[from] std::io::Error),

@@ -12,6 +12,7 @@ pub struct StoreCounters {
     pub(crate) from_far: AtomicU64,
     pub(crate) to_disk: AtomicU64,
     pub(crate) to_far: AtomicU64,
+    pub(crate) far_too_large: AtomicU64,
     pub(crate) not_admitted: AtomicU64,
     pub(crate) disk_evicted: AtomicU64,
     pub(crate) disk_misses: AtomicU64,
@@ -57,6 +58,11 @@ impl StoreCounters {
             ("disk_survivor_blocks", "Blocks found on the disk at the start", read(&self.survivors)),
             ("far_read_blocks", "Blocks that came from other nodes or objects", read(&self.from_far)),
             ("far_written_blocks", "Blocks sent to other nodes or objects", read(&self.to_far)),
+            (
+                "far_too_large_blocks",
+                "Blocks that do not fit the slots of other nodes",
+                read(&self.far_too_large),
+            ),
             (
                 "device_failures",
                 "Copies to or from a device's memory that failed",

@@ -96,6 +96,9 @@ impl Mover {
             let now = Instant::now();
             self.loads.expire(now, &mut self.tiers);
             self.far.expire(now, &mut self.tiers);
+            if self.far.advance_offers(now, &mut self.tiers) {
+                is_idle = false;
+            }
             self.far.check_lent();
             self.tiers.bury();
             if self.tiers.resume_writes(now) {

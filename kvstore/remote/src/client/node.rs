@@ -22,6 +22,31 @@ pub struct PoolNode {
     pub address: String,
 }
 
+impl PoolNode {
+    /// The transports that a node can be reached by, as its address begins.
+    const TRANSPORTS: [&str; 3] = ["tcp:", "rdma:", "shm:"];
+
+    /// Reads `name=address`. The error says what is wrong with the text.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let Some((name, address)) = text.split_once('=').filter(|(name, _)| !name.is_empty()) else {
+            return Err(format!(
+                "\"{text}\" is not like `name=tcp:10.0.0.2:7400`; the name decides which blocks are its"
+            ));
+        };
+        if !address.split(',').all(|rail| Self::TRANSPORTS.iter().any(|kind| rail.starts_with(kind))) {
+            return Err(format!("\"{address}\" of {name} is not like `tcp:10.0.0.2:7400` (or rdma:, shm:)"));
+        }
+        Ok(Self { name: name.to_owned(), address: address.to_owned() })
+    }
+
+    /// Whether the address has a way over this transport: `tcp`, `rdma` or `shm`.
+    #[must_use]
+    pub fn is_reached_by(&self, transport: &str) -> bool {
+        let kind = |rail: &str| rail.split_once(':').is_some_and(|(kind, _)| kind == transport);
+        self.address.split(',').any(kind)
+    }
+}
+
 pub(super) struct Node {
     pub(super) name: String,
     pub(super) address: String,

@@ -56,8 +56,10 @@ pub enum StoreResult {
     Present,
     /// Somebody else is writing it.
     Pending,
-    /// The node has no room, or no slot that is large enough.
+    /// The node has no room now.
     Full,
+    /// The node's slots are too small for it.
+    TooLarge,
     /// The bytes that arrived had the wrong checksum.
     Damaged,
     /// No node, no answer in time, or no connection. Whether it is there is unknown.

@@ -170,7 +170,8 @@ impl<F: Fabric> RemotePool<F> {
                 }
                 Grant::Present => StoreResult::Present,
                 Grant::Pending => StoreResult::Pending,
-                Grant::Full | Grant::Refused => StoreResult::Full,
+                Grant::Full => StoreResult::Full,
+                Grant::Refused => StoreResult::TooLarge,
             };
             results[part.blocks[bit].0] = Some(result);
         }
@@ -254,7 +255,7 @@ impl<F: Fabric> RemotePool<F> {
         let totals = &self.counters.totals;
         add(&totals.stored_blocks, count(&[StoreResult::Stored]));
         add(&totals.present_blocks, count(&[StoreResult::Present, StoreResult::Pending]));
-        add(&totals.full_blocks, count(&[StoreResult::Full]));
+        add(&totals.full_blocks, count(&[StoreResult::Full, StoreResult::TooLarge]));
         add(&totals.failed_blocks, count(&[StoreResult::Failed, StoreResult::Damaged]));
         self.outcomes.push(Outcome::Stored { ticket: Ticket(ticket), results });
     }

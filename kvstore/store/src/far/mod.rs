@@ -96,10 +96,16 @@ pub enum FarResult {
     },
     /// The slots that a read kept when it was answered: nothing writes to them any more.
     Returned(ReturnedSlots),
-    /// So many blocks were kept there.
-    Kept {
-        /// How many.
-        blocks: usize,
+    /// A tier is done with what it was offered.
+    Offered {
+        /// Which tier.
+        tier: Tier,
+        /// Blocks that it keeps since.
+        kept: usize,
+        /// Blocks that are larger than it can keep.
+        too_large: usize,
+        /// The last blocks of portions that it could not take now: it was out of reach, or full.
+        failed: Vec<BlockIdentity>,
     },
 }
 
@@ -131,8 +137,11 @@ pub trait FarTier: Send {
     fn leave(&mut self, request: u64);
     /// In which portions it takes new blocks.
     fn portion(&self) -> Portion;
-    /// Offers it a portion that is new here; `head` is the first block of the group or run. It may not want it.
-    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity);
+    /// Portions that it takes now.
+    fn room(&self) -> usize;
+    /// Offers it a portion that is new here; `head` is the first block of the group or run. False when it cannot be taken now.
+    /// What is taken is answered once ([`FarResult::Offered`]).
+    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool;
 }
 
 /// The way for the answers of other nodes' tiers into the store.

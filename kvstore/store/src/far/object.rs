@@ -2,23 +2,28 @@
 //!
 //! An object is read and written on the heap. What may be there at a time is bounded in bytes, apart for reads and for
 //! writes, so that no upload makes a read late: a read goes on piece by piece and waits for room until its deadline, a write
-//! that finds none is dropped. One run fits always. The thread copies and hashes a block at a time between requests.
+//! is not begun before there is some. One run fits always. The thread copies and hashes a block at a time between requests.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_object::{Block, ObjectTier as Objects, Outcome};
+use kvstore_object::{
+    Block, Credentials, Location, ObjectConfig, ObjectCounters, ObjectError, ObjectTier as Objects, Outcome,
+    S3Config,
+};
 use kvstore_plan::Tier;
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::StoreBuilder;
+use crate::error::StoreError;
 use crate::far::{Delivered, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
 
 /// Look-ups and reads under way at a time.
 const REQUESTS_MAX: usize = 256;
-/// Runs being written at a time: further ones are dropped, nobody waits for them.
+/// Runs being written at a time.
 const PUTS_MAX: usize = 8;
 /// Writes may have this part of the heap that objects on their way take, as a divisor; reads have the rest.
 const PUTS_SHARE: u64 = 4;
@@ -84,6 +89,56 @@ fn pieces(
     })
 }
 
+/// Object storage, as a configuration names it (`[object_tier]`).
+#[derive(Debug, Clone)]
+pub struct ObjectTierConfig {
+    /// `s3://bucket/prefix` or `file:///folder`.
+    pub url: String,
+    /// The S3 service, when it is not Amazon's; else empty.
+    pub endpoint: String,
+    /// Region.
+    pub region: String,
+    /// File in the form of AWS's `credentials`; empty: the environment.
+    pub credentials_file: String,
+    /// Whether plain HTTP is allowed.
+    pub allow_http: bool,
+    /// Blocks of a chain in one object.
+    pub run: u32,
+    /// Objects older than that are misses and are deleted.
+    pub ttl: Duration,
+    /// Bytes of the heap for objects on their way.
+    pub buffer_bytes: u64,
+    /// How long a look-up and a read may take.
+    pub deadline: Duration,
+    /// Of the blocks' format, part of each key.
+    pub fingerprint: u64,
+}
+
+impl ObjectTierConfig {
+    /// Where the objects are, and the prefix of their keys.
+    fn location(&self) -> Result<(Location, String), StoreError> {
+        if let Some(folder) = self.url.strip_prefix("file://") {
+            return Ok((Location::Directory(folder.into()), "kvasir".to_owned()));
+        }
+        let Some(rest) = self.url.strip_prefix("s3://") else {
+            let reason = format!("\"{}\" starts neither with s3:// nor with file://", self.url);
+            return Err(StoreError::Setting { key: "object_tier.url", reason });
+        };
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, "kvasir"));
+        let credentials = match self.credentials_file.as_str() {
+            "" => Credentials::from_environment(|name| std::env::var(name).ok())?,
+            path => Credentials::File { path: path.into(), profile: "default".to_owned() },
+        };
+        let config = S3Config {
+            region: self.region.clone(),
+            endpoint: Some(self.endpoint.clone()).filter(|endpoint| !endpoint.is_empty()),
+            allow_http: self.allow_http,
+            ..S3Config::new(bucket, credentials)
+        };
+        Ok((Location::S3(config), prefix.trim_end_matches('/').to_owned()))
+    }
+}
+
 /// The way to the objects.
 pub struct ObjectTier {
     runtime: Option<Runtime>,
@@ -100,6 +155,26 @@ pub struct ObjectTier {
 }
 
 impl ObjectTier {
+    /// Opens the tier of a store that is being built. No request is made yet.
+    pub fn open(
+        config: &ObjectTierConfig,
+        store: &StoreBuilder,
+    ) -> Result<(Self, Arc<ObjectCounters>), StoreError> {
+        let (location, prefix) = config.location()?;
+        let of_objects = ObjectConfig {
+            prefix,
+            run_blocks: config.run as usize,
+            ttl: Some(config.ttl),
+            puts_max: PUTS_MAX,
+            ..ObjectConfig::new(location, config.fingerprint)
+        };
+        let objects = Arc::new(Objects::open(of_objects)?);
+        let counters = objects.counters();
+        let ObjectTierConfig { run, buffer_bytes, deadline, .. } = *config;
+        let tier = Self::start(objects, run, store.block_bytes(), buffer_bytes, deadline, store.inbox())?;
+        Ok((tier, counters))
+    }
+
     /// Starts the runtime, one thread. Blocks of at most `block_bytes` bytes; those on their way take `buffer_bytes` of the
     /// heap at most, or one run each way.
     pub fn start(
@@ -209,30 +284,53 @@ impl FarTier for ObjectTier {
         Portion::Run(self.run)
     }
 
-    fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) {
-        let Ok(permit) = Arc::clone(&self.puts).try_acquire_owned() else { return };
+    fn room(&self) -> usize {
+        self.puts.available_permits()
+    }
+
+    fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+        let Ok(permit) = Arc::clone(&self.puts).try_acquire_owned() else { return false };
         let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
-        let Some(room) = self.put_heap.try_take(bytes) else { return };
+        let Some(room) = self.put_heap.try_take(bytes) else { return false };
         let (objects, inbox) = (Arc::clone(&self.objects), self.inbox.clone());
         self.spawn(async move {
-            let count = blocks.len();
-            let mut run = Vec::with_capacity(count);
-            for block in blocks {
-                let (identity, meta) = (block.identity, block.description.meta.to_vec().into());
-                let Some(payload) = block.block.to_bytes() else { return };
-                // Its slot is free again; the upload has bytes of its own.
-                drop(block);
-                run.push(Block { identity, meta, payload: payload.into() });
-                tokio::task::yield_now().await;
+            let last = blocks.last().map(|block| block.identity);
+            let (mut kept, mut failed) = (0, Vec::new());
+            match write_run(&objects, blocks).await {
+                Ok(Some(blocks)) => kept = blocks,
+                Ok(None) => failed.extend(last),
+                Err(error) => {
+                    tracing::warn!("object tier: {error}");
+                    failed.extend(last);
+                }
             }
-            match objects.put(&run, (Instant::now() + PUT_MAX).into()).await {
-                Ok(Outcome::Stored) => inbox.send(FarResult::Kept { blocks: count }),
-                Ok(Outcome::Present | Outcome::Throttled) => {}
-                Err(error) => tracing::warn!("object tier: {error}"),
-            }
-            drop((run, room, permit));
+            // Before the answer: it makes room for the next.
+            drop((room, permit));
+            inbox.send(FarResult::Offered { tier: Tier::Object, kept, too_large: 0, failed });
         });
+        true
     }
+}
+
+/// Puts a run of blocks, and tells how many are kept since; `None`: it is to be tried again later.
+async fn write_run(objects: &Objects, blocks: Vec<Outgoing>) -> Result<Option<usize>, ObjectError> {
+    let count = blocks.len();
+    let mut run = Vec::with_capacity(count);
+    for block in blocks {
+        let (identity, meta) = (block.identity, block.description.meta.to_vec().into());
+        // One that is damaged here is no part of an object, and neither is its run.
+        let Some(payload) = block.block.to_bytes() else { return Ok(Some(0)) };
+        // Its slot is free again; the upload has bytes of its own.
+        drop(block);
+        run.push(Block { identity, meta, payload: payload.into() });
+        tokio::task::yield_now().await;
+    }
+    let outcome = objects.put(&run, (Instant::now() + PUT_MAX).into()).await?;
+    Ok(match outcome {
+        Outcome::Stored => Some(count),
+        Outcome::Present => Some(0),
+        Outcome::Throttled => None,
+    })
 }
 
 impl Drop for ObjectTier {

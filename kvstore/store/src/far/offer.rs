@@ -1,41 +1,205 @@
-//! New blocks of host memory, offered to the tiers of other nodes in the portions that these take.
+//! New blocks of host memory, offered to the tiers of other nodes in the portions that these take, when they take some.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_plan::Priority;
+use kvstore_plan::{Priority, Tier};
 
 use super::{FarLinks, Outgoing, Portion};
 use crate::HostBlock;
-use crate::metrics::StoreCounters;
 use crate::shared::HOST;
 use crate::tiers::Tiers;
 
+/// Blocks offered to a tier in a round, found and not found.
+const OFFERS_PER_ROUND: usize = 32;
+/// How long a tier is left alone that could not take a block: the first time, and at most.
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// Blocks that wait for one before them in their chain.
+const ORPHANS_MAX: usize = 4096;
+
+/// Blocks that a tier is to be offered, in the order in which they came into host memory. Names only: nothing is held for them,
+/// and one that host memory has lost by its turn is passed over.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    waiting: VecDeque<BlockIdentity>,
+    orphans: Orphans,
+    /// Nothing is offered before: the tier could not take a block, or its bandwidth is used up.
+    paused_until: Option<Instant>,
+    /// Offers in a row that it could not take.
+    failures: u32,
+}
+
+/// Blocks whose group or run begins with a block that host memory has not, by that block: several threads save a chain, and its
+/// blocks become known in any order. Of more than [`ORPHANS_MAX`] the oldest are forgotten.
+#[derive(Debug, Default)]
+struct Orphans {
+    by_missing: HashMap<BlockIdentity, Vec<BlockIdentity>>,
+    /// Each with the block that it waits for, in their order.
+    order: VecDeque<(BlockIdentity, BlockIdentity)>,
+}
+
+impl Orphans {
+    fn push(&mut self, identity: BlockIdentity, missing: BlockIdentity) {
+        if self.order.len() == ORPHANS_MAX
+            && let Some((missing, oldest)) = self.order.pop_front()
+            && let Some(waiting) = self.by_missing.get_mut(&missing)
+        {
+            waiting.retain(|waiting| *waiting != oldest);
+            if waiting.is_empty() {
+                self.by_missing.remove(&missing);
+            }
+        }
+        self.by_missing.entry(missing).or_default().push(identity);
+        self.order.push_back((missing, identity));
+    }
+
+    /// Those that have waited for this block.
+    fn take(&mut self, identity: &BlockIdentity) -> Vec<BlockIdentity> {
+        let Some(waiting) = self.by_missing.remove(identity) else { return Vec::new() };
+        self.order.retain(|(missing, _)| missing != identity);
+        waiting
+    }
+}
+
+impl Backlog {
+    /// A block is new in host memory.
+    fn offer(&mut self, identity: BlockIdentity, blocks_max: usize) {
+        self.push(identity, blocks_max);
+        for waiting in self.orphans.take(&identity) {
+            self.push(waiting, blocks_max);
+        }
+    }
+
+    /// Of more blocks than host memory has the first have been lost by their turn.
+    fn push(&mut self, identity: BlockIdentity, blocks_max: usize) {
+        if self.waiting.len() >= blocks_max.max(1) {
+            self.waiting.pop_front();
+        }
+        self.waiting.push_back(identity);
+    }
+
+    /// When what waits is to be offered again, if nothing else tells.
+    pub(super) fn resumes_at(&self) -> Option<Instant> {
+        self.paused_until.filter(|_| !self.waiting.is_empty())
+    }
+
+    /// The next block, if there is one and the tier is not left alone.
+    fn next(&mut self, now: Instant) -> Option<BlockIdentity> {
+        if self.paused_until.is_some_and(|until| now < until) {
+            return None;
+        }
+        self.paused_until = None;
+        self.waiting.pop_front()
+    }
+
+    fn failed(&mut self, now: Instant) {
+        let pause = PAUSE_FIRST.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.paused_until = Some(now + pause);
+    }
+}
+
 impl FarLinks {
-    /// Offers a block that is new in host memory. One whose chain is not in host memory as far as the tier needs it is not
-    /// offered.
-    pub(crate) fn offer(&mut self, identity: BlockIdentity, tiers: &mut Tiers) {
+    /// A block that is new in host memory is to be offered to all tiers.
+    pub(crate) fn offer(&mut self, identity: BlockIdentity, tiers: &Tiers) {
         self.offer_to_first(self.links.len(), identity, tiers);
     }
 
     /// The same for the tiers that are asked first, so many of them.
-    pub(super) fn offer_to_first(&mut self, count: usize, identity: BlockIdentity, tiers: &mut Tiers) {
-        let count = count.min(self.links.len());
-        for link in &mut self.links[..count] {
-            let Some(last) = outgoing(identity, tiers) else { return };
-            let position = last.description.position;
-            let (steps, is_run) = match link.portion() {
-                Portion::Single { group } => (position % group.max(1), false),
-                Portion::Run(run) if (position + 1).is_multiple_of(run.max(1)) => (run.max(1) - 1, true),
-                Portion::Run(_) => continue,
-            };
-            let Some((blocks, head)) = portion_of(last, steps, is_run, tiers) else { continue };
-            let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
-            if tiers.bandwidth.admit(link.tier(), Priority::Offload, bytes).is_ok() {
-                link.offer(blocks, head);
-            } else {
-                StoreCounters::add(&tiers.shared.counters.throttled, blocks.len());
+    pub(super) fn offer_to_first(&mut self, count: usize, identity: BlockIdentity, tiers: &Tiers) {
+        let count = count.min(self.backlogs.len());
+        self.backlogs[..count].iter_mut().for_each(|backlog| backlog.offer(identity, tiers.host_slots()));
+    }
+
+    /// A tier is done with an offer, and could not take these blocks: they are offered again.
+    pub(super) fn offered(
+        &mut self,
+        tier: Tier,
+        failed: Vec<BlockIdentity>,
+        now: Instant,
+        blocks_max: usize,
+    ) {
+        let Some(at) = self.links.iter().position(|link| link.tier() == tier) else { return };
+        let backlog = &mut self.backlogs[at];
+        if failed.is_empty() {
+            backlog.failures = 0;
+        } else if backlog.paused_until.is_none_or(|until| until <= now) {
+            // Of several that were under way together the first counts.
+            backlog.failed(now);
+        }
+        failed.into_iter().for_each(|identity| backlog.push(identity, blocks_max));
+    }
+
+    /// Offers what waits, as far as the tiers take it; false when nothing was offered.
+    pub(crate) fn advance_offers(&mut self, now: Instant, tiers: &mut Tiers) -> bool {
+        let mut has_offered = false;
+        for (link, backlog) in self.links.iter_mut().zip(&mut self.backlogs) {
+            for _ in 0..OFFERS_PER_ROUND {
+                if link.room() == 0 {
+                    break;
+                }
+                let Some(identity) = backlog.next(now) else { break };
+                has_offered = true;
+                let (blocks, head) = match portion_from(identity, link.portion(), tiers) {
+                    Found::Portion(blocks, head) => (blocks, head),
+                    Found::Missing(missing) => {
+                        backlog.orphans.push(identity, missing);
+                        continue;
+                    }
+                    Found::Nothing => continue,
+                };
+                let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
+                if let Err(wait) = tiers.bandwidth.admit(link.tier(), Priority::Offload, bytes) {
+                    backlog.waiting.push_front(identity);
+                    backlog.paused_until = Some(now + wait);
+                    break;
+                }
+                if !link.offer(blocks, head) {
+                    backlog.waiting.push_front(identity);
+                    break;
+                }
             }
         }
+        has_offered
     }
+}
+
+/// What a tier could be offered with a block.
+enum Found {
+    /// A portion, and the first block of its group or run.
+    Portion(Vec<Outgoing>, BlockIdentity),
+    /// The chain is not in host memory as far as the tier needs it: this block is not.
+    Missing(BlockIdentity),
+    /// The block has gone, or is not the last of a run.
+    Nothing,
+}
+
+/// The portion of a tier that this block is the last one of.
+fn portion_from(identity: BlockIdentity, portion: Portion, tiers: &Tiers) -> Found {
+    let Some(last) = outgoing(identity, tiers) else { return Found::Nothing };
+    let position = last.description.position;
+    let (steps, is_run) = match portion {
+        Portion::Single { group } => (position % group.max(1), false),
+        Portion::Run(run) if (position + 1).is_multiple_of(run.max(1)) => (run.max(1) - 1, true),
+        Portion::Run(_) => return Found::Nothing,
+    };
+    let mut head = last.identity;
+    let mut parent = last.description.parent;
+    let mut blocks = vec![last];
+    for _ in 0..steps {
+        // One that tells no parent and is not the first has no group.
+        let Some(wanted) = parent else { return Found::Nothing };
+        let Some(before) = outgoing(wanted, tiers) else { return Found::Missing(wanted) };
+        (head, parent) = (before.identity, before.description.parent);
+        if is_run {
+            blocks.push(before);
+        }
+    }
+    blocks.reverse();
+    Found::Portion(blocks, head)
 }
 
 /// A block of host memory of which it is known what it is.
@@ -45,25 +209,4 @@ pub(super) fn outgoing(identity: BlockIdentity, tiers: &Tiers) -> Option<Outgoin
     let memory = &tiers.shared.memory;
     let slot = memory.slot(lease.slot()).clone();
     Some(Outgoing { identity, description, slot, block: HostBlock { lease, memory: memory.clone() } })
-}
-
-/// The block `steps` before `last` in its chain, and all blocks from there if they are wanted.
-fn portion_of(
-    last: Outgoing,
-    steps: u32,
-    is_run: bool,
-    tiers: &Tiers,
-) -> Option<(Vec<Outgoing>, BlockIdentity)> {
-    let mut head = last.identity;
-    let mut parent = last.description.parent;
-    let mut blocks = vec![last];
-    for _ in 0..steps {
-        let before = outgoing(parent?, tiers)?;
-        (head, parent) = (before.identity, before.description.parent);
-        if is_run {
-            blocks.push(before);
-        }
-    }
-    blocks.reverse();
-    Some((blocks, head))
 }

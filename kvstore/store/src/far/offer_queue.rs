@@ -64,22 +64,18 @@ impl OfferQueue {
         self.waiting.is_empty()
     }
 
-    /// Goes on reading, and takes what it reads off the budget: the next block that is intact, with the checksum that
-    /// other nodes compare with. `None`: the budget is spent, or nothing waits. A damaged block is dropped.
-    pub(super) fn advance(&mut self, budget: &mut usize) -> Option<(Box<Offer>, u64)> {
-        while let Some(offer) = self.waiting.front() {
-            let Outgoing { identity, block, .. } = &offer.block;
-            let new = || Sums { check: BlockCheck::default(), sum: BlockHasher::new(identity) };
-            let Sums { check, sum } = self.sums.get_or_insert_with(new);
-            let is_intact = check.advance(block, budget, |piece| sum.update(piece))?;
-            let checksum = sum.finish();
-            self.sums = None;
-            let offer = self.waiting.pop_front()?;
-            if is_intact {
-                return Some((offer, checksum));
-            }
+    /// Goes on reading, and takes what it reads off the budget: the next block, with the checksum that other nodes compare with,
+    /// or none where it is damaged. `None`: the budget is spent, or nothing waits.
+    pub(super) fn advance(&mut self, budget: &mut usize) -> Option<(Box<Offer>, Option<u64>)> {
+        let Outgoing { identity, block, .. } = &self.waiting.front()?.block;
+        let new = || Sums { check: BlockCheck::default(), sum: BlockHasher::new(identity) };
+        let Sums { check, sum } = self.sums.get_or_insert_with(new);
+        let is_intact = check.advance(block, budget, |piece| sum.update(piece))?;
+        let checksum = sum.finish();
+        self.sums = None;
+        if !is_intact {
             tracing::warn!("host tier: a block is damaged and is not sent to other nodes");
         }
-        None
+        Some((self.waiting.pop_front()?, is_intact.then_some(checksum)))
     }
 }

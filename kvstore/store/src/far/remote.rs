@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,12 @@ use dataplane_fabric::Fabric;
 use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::Tier;
-use kvstore_remote::{Outcome, RemotePool, StoreBlock, StoreResult, Ticket, Verified};
+use kvstore_remote::{
+    Outcome, PoolNode, RemoteConfig, RemoteCounters, RemotePool, StoreBlock, StoreResult, Ticket, Verified,
+};
 
+use crate::StoreBuilder;
+use crate::error::StoreError;
 use crate::far::in_flight_reads::InFlightReads;
 use crate::far::offer_queue::{Counted, Offer, OfferQueue};
 use crate::far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
@@ -42,6 +46,29 @@ enum Command {
     Leave(u64),
 }
 
+/// The pools of other nodes, as a configuration names them (`[remote_tier]`).
+#[derive(Debug, Clone)]
+pub struct RemoteTierConfig {
+    /// The nodes; all clients of a pool name the same ones.
+    pub nodes: Vec<PoolNode>,
+    /// Blocks of a chain that are kept on one node; equal at all clients.
+    pub group: u32,
+    /// Nodes that keep a group of blocks that is asked for often: 1 or 2.
+    pub replicas: u64,
+    /// How long a look-up and the reads that follow may take.
+    pub deadline: Duration,
+    /// Of the blocks' format; those of another one are not taken for ours.
+    pub fingerprint: u64,
+}
+
+impl RemoteTierConfig {
+    /// Reads the nodes of `remote_tier.nodes`, each `name=address`.
+    pub fn parse_nodes(texts: &[String]) -> Result<Vec<PoolNode>, StoreError> {
+        let parsed = texts.iter().map(|text| PoolNode::parse(text)).collect::<Result<_, _>>();
+        parsed.map_err(|reason| StoreError::Setting { key: "remote_tier.nodes", reason })
+    }
+}
+
 /// The way to the thread.
 pub struct RemoteTier {
     commands: Option<Sender<Command>>,
@@ -55,6 +82,29 @@ pub struct RemoteTier {
 }
 
 impl RemoteTier {
+    /// Opens the tier over a fabric that has registered the memory of the store that is being built.
+    pub fn open<F: Fabric + Send + 'static>(
+        config: &RemoteTierConfig,
+        fabric: F,
+        store: &StoreBuilder,
+        policy: ThreadPolicy,
+    ) -> Result<(Self, Arc<RemoteCounters>), StoreError> {
+        let of_client = RemoteConfig::default();
+        let of_client = RemoteConfig {
+            group_blocks: config.group as usize,
+            hot_count: if config.replicas > 1 { of_client.hot_count } else { 0 },
+            request_timeout: config.deadline,
+            ..of_client
+        };
+        let counters = Arc::new(RemoteCounters::default());
+        let mut pool = RemotePool::new(fabric, of_client, Arc::clone(&counters), Instant::now())?;
+        pool.set_nodes(&config.nodes, Instant::now())?;
+        let RemoteTierConfig { group, fingerprint, deadline, .. } = *config;
+        let tier =
+            Self::start(pool, group, fingerprint, deadline, store.host_slots(), store.inbox(), policy)?;
+        Ok((tier, counters))
+    }
+
     /// Starts the thread over a client whose fabric has registered the store's memory. Blocks with another `fingerprint` are
     /// not taken for ours; of `host_slots` a part is used for blocks on their way out.
     pub fn start<F: Fabric + Send + 'static>(
@@ -122,13 +172,18 @@ impl FarTier for RemoteTier {
         Portion::Single { group: self.group }
     }
 
-    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) {
-        for block in blocks {
-            let Some(counted) = Counted::one_of(&self.offers, self.offers_max) else { return };
+    fn room(&self) -> usize {
+        // Relaxed: one that has just ended is counted by the next look, which its answer brings about.
+        self.offers_max.saturating_sub(self.offers.load(Ordering::Relaxed))
+    }
+
+    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool {
+        // Portions are single blocks.
+        blocks.into_iter().all(|block| {
+            let Some(counted) = Counted::one_of(&self.offers, self.offers_max) else { return false };
             let offer = Offer { block, group: head, _counted: counted };
-            // Offers that do not fit are not made.
-            let _full = self.send(Command::Offer(Box::new(offer)));
-        }
+            self.send(Command::Offer(Box::new(offer))).is_ok()
+        })
     }
 }
 
@@ -206,7 +261,11 @@ impl<F: Fabric> Driver<F> {
         }
         let mut budget = OFFER_BYTES_PER_TURN;
         while let Some((offer, checksum)) = self.offers.advance(&mut budget) {
-            self.store(offer, checksum);
+            match checksum {
+                Some(checksum) => self.store(offer, checksum),
+                // Damaged: it is dropped, and nobody offers it again.
+                None => self.offered(offer, None),
+            }
         }
         true
     }
@@ -221,9 +280,26 @@ impl<F: Fabric> Driver<F> {
         };
         let (identity, group, slot) = (block.identity, offer.group, block.slot.clone());
         let stored = StoreBlock { identity, group, slot, description };
-        if let Ok(ticket) = self.pool.store(vec![stored], now + OFFER_MAX, now) {
-            self.sent.insert(ticket, offer);
+        match self.pool.store(vec![stored], now + OFFER_MAX, now) {
+            Ok(ticket) => drop(self.sent.insert(ticket, offer)),
+            Err(_) => self.offered(offer, Some(StoreResult::Failed)),
         }
+    }
+
+    /// A block has arrived, or has not; `None`: it was damaged before it left.
+    fn offered(&self, offer: Box<Offer>, result: Option<StoreResult>) {
+        let (mut kept, mut too_large, mut failed) = (0, 0, Vec::new());
+        match result {
+            Some(StoreResult::Stored) => kept = 1,
+            Some(StoreResult::TooLarge) => too_large = 1,
+            Some(StoreResult::Full | StoreResult::Failed | StoreResult::Damaged) => {
+                failed.push(offer.block.identity);
+            }
+            Some(StoreResult::Present | StoreResult::Pending) | None => {}
+        }
+        // Before the answer: it makes room for the next.
+        drop(offer);
+        self.inbox.send(FarResult::Offered { tier: Tier::Remote, kept, too_large, failed });
     }
 
     fn start(&mut self, command: Command) {
@@ -277,9 +353,9 @@ impl<F: Fabric> Driver<F> {
                 }
             }
             Outcome::Stored { ticket, results } => {
-                let kept = results.iter().filter(|result| **result == StoreResult::Stored).count();
-                self.sent.remove(&ticket);
-                self.inbox.send(FarResult::Kept { blocks: kept });
+                if let (Some(offer), Some(result)) = (self.sent.remove(&ticket), results.first()) {
+                    self.offered(offer, Some(*result));
+                }
             }
         }
     }

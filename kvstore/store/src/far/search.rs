@@ -9,6 +9,7 @@ use kvstore_catalog::{Lease, TenantId};
 use kvstore_plan::Tier;
 
 use super::lent_slot::{LentCount, LentSlot};
+use super::offer::Backlog;
 use super::{Delivered, FarResult, FarTier, Incoming, ReturnedSlots};
 use crate::Description;
 use crate::background::BACKGROUND_REQUEST;
@@ -93,6 +94,8 @@ struct Arriving {
 #[derive(Default)]
 pub(crate) struct FarLinks {
     pub(super) links: Vec<Box<dyn FarTier>>,
+    /// What each is to be offered.
+    pub(super) backlogs: Vec<Backlog>,
     /// By a number that is new for each question, so that an answer that comes late is known as such.
     searches: HashMap<u64, Search>,
     next_question: u64,
@@ -106,7 +109,8 @@ pub(crate) struct FarLinks {
 
 impl FarLinks {
     pub(crate) fn new(links: Vec<Box<dyn FarTier>>) -> Self {
-        Self { links, ..Self::default() }
+        let backlogs = links.iter().map(|_| Backlog::default()).collect();
+        Self { links, backlogs, ..Self::default() }
     }
 
     /// Whether nobody searches.
@@ -120,7 +124,8 @@ impl FarLinks {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.searches.values().map(|search| search.patience.min(search.prepare.deadline)).min()
+        let searches = self.searches.values().map(|search| search.patience.min(search.prepare.deadline));
+        searches.chain(self.backlogs.iter().filter_map(Backlog::resumes_at)).min()
     }
 
     /// Slots of host memory that far reads have.
@@ -187,8 +192,10 @@ impl FarLinks {
             FarResult::Found { request, blocks } => self.found(request, blocks, tiers),
             FarResult::Arrived { incoming, blocks } => self.arrived(incoming, blocks, tiers),
             FarResult::Returned(slots) => self.returned(slots, tiers),
-            FarResult::Kept { blocks } => {
-                StoreCounters::add(&tiers.shared.counters.to_far, blocks);
+            FarResult::Offered { tier, kept, too_large, failed } => {
+                StoreCounters::add(&tiers.shared.counters.to_far, kept);
+                StoreCounters::add(&tiers.shared.counters.far_too_large, too_large);
+                self.offered(tier, failed, Instant::now(), tiers.host_slots());
                 tiers.room.came_free();
             }
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{PolicyKind, TenantId};
 use kvstore_plan::Tier;
@@ -88,7 +88,13 @@ impl FarTier for LateTier {
         Portion::Single { group: 32 }
     }
 
-    fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) {}
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+        true
+    }
 }
 
 /// The store's thread without the thread.
@@ -220,7 +226,8 @@ fn the_pins_of_offers_and_searches_are_no_uses() {
         register(&mut tiers, *identity, BLOCK);
     }
     for _ in 0..3 {
-        far.offer(blocks[0], &mut tiers);
+        far.offer(blocks[0], &tiers);
+        assert!(far.advance_offers(Instant::now(), &mut tiers));
         let deadline = Instant::now() + PATIENCE;
         let (chain, metas, tenant) = (vec![blocks[0]], Vec::new(), TenantId(0));
         let prepare = Prepare { request: 1, chain, device_blocks: 0, metas, tenant, deadline };
@@ -233,21 +240,24 @@ fn the_pins_of_offers_and_searches_are_no_uses() {
 
 /// Puts a block of zeros, the first of its chain, into host memory; its slot comes back.
 fn register(tiers: &mut Tiers, identity: BlockIdentity, bytes: usize) -> u32 {
+    register_at(tiers, &[identity], 0, bytes)
+}
+
+/// The same with a block of a chain.
+fn register_at(tiers: &mut Tiers, chain: &[BlockIdentity], position: usize, bytes: usize) -> u32 {
+    let identity = chain[position];
+    let parent = position.checked_sub(1).map(|before| chain[before]);
+    let position = position as u32;
     let filling = tiers.host_slot_now(TenantId(0)).expect("a free slot").fill();
     let slot = filling.slot();
     let arrival = Arrival {
         identity,
-        parent: None,
-        position: 0,
+        parent,
+        position,
         bytes: bytes as u32,
         checksum: tiers.checksum(slot, bytes),
         origin: Origin::Pool,
-        description: Some(Description {
-            parent: None,
-            position: 0,
-            meta: Arc::default(),
-            tenant: TenantId(0),
-        }),
+        description: Some(Description { parent, position, meta: Arc::default(), tenant: TenantId(0) }),
     };
     assert!(tiers.register(filling, arrival));
     slot
@@ -293,6 +303,7 @@ fn offers_take_a_bounded_part_of_a_turn_and_each_block_is_read_once() {
         let mut budget = PER_TURN;
         while let Some((offer, checksum)) = queue.advance(&mut budget) {
             let Outgoing { identity, slot, .. } = &offer.block;
+            let Some(checksum) = checksum else { continue };
             assert_eq!(checksum, kvstore_remote::checksum(identity, slot, BYTES));
             sent.push(*identity);
         }
@@ -301,4 +312,120 @@ fn offers_take_a_bounded_part_of_a_turn_and_each_block_is_read_once() {
     assert_eq!(turns, 4 * BYTES / PER_TURN);
     assert_eq!(sent, [blocks[0], blocks[1], blocks[3]], "the damaged one is not sent");
     assert_eq!(count.load(Ordering::Relaxed), 0);
+}
+
+/// A tier that takes so many blocks at a time and tells which.
+struct NarrowTier {
+    room: Arc<AtomicUsize>,
+    offered: Sender<BlockIdentity>,
+}
+
+impl FarTier for NarrowTier {
+    fn tier(&self) -> Tier {
+        Tier::Remote
+    }
+
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+
+    fn look_up(&mut self, _: u64, _: &[BlockIdentity], _: usize, _: Instant) -> bool {
+        false
+    }
+
+    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+        Err(incoming)
+    }
+
+    fn leave(&mut self, _request: u64) {}
+
+    fn portion(&self) -> Portion {
+        Portion::Single { group: 32 }
+    }
+
+    fn room(&self) -> usize {
+        self.room.load(Ordering::Relaxed)
+    }
+
+    fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+        self.room.fetch_sub(1, Ordering::Relaxed);
+        blocks.iter().all(|block| self.offered.send(block.identity).is_ok())
+    }
+}
+
+/// A burst of new blocks is larger than what a tier takes at a time: none of them is left out. Those that it could not take are
+/// offered again after a pause, which grows with each failure in a row.
+#[test]
+fn a_tier_is_offered_every_block_when_it_has_room() {
+    const BLOCKS: usize = 24;
+    let (mut tiers, _moved) = host_tiers(BLOCKS as u32, BLOCK, PolicyKind::Lru);
+    let blocks: Vec<BlockIdentity> =
+        (0..BLOCKS as u64).flat_map(|number| numbered_chain(number, 1)).collect();
+    let (sender, offered) = unbounded();
+    let room = Arc::new(AtomicUsize::new(0));
+    let mut far = FarLinks::new(vec![Box::new(NarrowTier { room: Arc::clone(&room), offered: sender })]);
+    for identity in &blocks {
+        register(&mut tiers, *identity, BLOCK);
+        far.offer(*identity, &tiers);
+    }
+    let now = Instant::now();
+    assert!(!far.advance_offers(now, &mut tiers), "there is no room");
+    let answer = |kept, failed| FarResult::Offered { tier: Tier::Remote, kept, too_large: 0, failed };
+    let mut taken = Vec::new();
+    while taken.len() < BLOCKS {
+        room.store(5, Ordering::Relaxed);
+        assert!(far.advance_offers(now, &mut tiers));
+        let some: Vec<BlockIdentity> = offered.try_iter().collect();
+        assert!(some.len() <= 5);
+        far.answered(answer(some.len(), Vec::new()), &mut tiers);
+        taken.extend(some);
+    }
+    assert_eq!(taken, blocks, "in their order");
+    assert!(!far.advance_offers(now, &mut tiers) && far.next_deadline().is_none());
+
+    room.store(BLOCKS, Ordering::Relaxed);
+    let mut pauses = Vec::new();
+    for _ in 0..3 {
+        far.answered(answer(0, vec![blocks[0], blocks[1]]), &mut tiers);
+        let paused = Instant::now();
+        assert!(!far.advance_offers(paused, &mut tiers), "it is left alone");
+        let resumes = far.next_deadline().expect("they wait");
+        assert!(far.advance_offers(resumes, &mut tiers));
+        assert_eq!(offered.try_iter().collect::<Vec<_>>(), blocks[..2]);
+        pauses.push(resumes - paused);
+    }
+    assert!(pauses[1] > pauses[0] && pauses[2] > pauses[1], "{pauses:?}");
+    // Those that host memory has lost by then are passed over.
+    tiers.forget_on_host(&blocks);
+    far.answered(answer(0, vec![blocks[0]]), &mut tiers);
+    let resumes = far.next_deadline().expect("it waits");
+    assert!(far.advance_offers(resumes, &mut tiers) && offered.try_iter().next().is_none());
+}
+
+/// Threads that save a chain side by side make its blocks known in any order: each is offered when its group is there from its first
+/// block on.
+#[test]
+fn a_block_that_comes_before_its_parent_is_offered_after_it() {
+    const BLOCKS: usize = 40;
+    let (mut tiers, _moved) = host_tiers(64, BLOCK, PolicyKind::Lru);
+    let (sender, offered) = unbounded();
+    let room = Arc::new(AtomicUsize::new(1000));
+    let mut far = FarLinks::new(vec![Box::new(NarrowTier { room, offered: sender })]);
+    let (blocks, now) = (numbered_chain(1, BLOCKS as u64), Instant::now());
+    // The seventh comes last; the second group of 32 does not wait for it.
+    for position in (0..BLOCKS).rev().filter(|position| *position != 7) {
+        register_at(&mut tiers, &blocks, position, BLOCK);
+        far.offer(blocks[position], &tiers);
+        while far.advance_offers(now, &mut tiers) {}
+    }
+    let mut taken: Vec<BlockIdentity> = offered.try_iter().collect();
+    let position = |identity: &BlockIdentity| blocks.iter().position(|block| block == identity);
+    taken.sort_unstable_by_key(position);
+    assert_eq!(taken, [&blocks[..7], &blocks[32..]].concat());
+    register_at(&mut tiers, &blocks, 7, BLOCK);
+    far.offer(blocks[7], &tiers);
+    while far.advance_offers(now, &mut tiers) {}
+    let mut taken: Vec<BlockIdentity> = offered.try_iter().collect();
+    taken.sort_unstable_by_key(position);
+    assert_eq!(taken, blocks[7..32]);
 }

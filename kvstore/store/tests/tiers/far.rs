@@ -64,7 +64,13 @@ impl FarTier for Elsewhere {
         Portion::Single { group: 1 }
     }
 
-    fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) {}
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+        true
+    }
 }
 
 fn beside_another_node(config: StoreConfig, host: HostTier) -> Rig {
@@ -272,9 +278,14 @@ impl FarTier for Taker {
         self.portion
     }
 
-    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) {
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool {
         let blocks = blocks.iter().map(|block| block.identity).collect();
         let _over = self.offered.send((head, blocks));
+        true
     }
 }
 
