@@ -159,6 +159,13 @@ impl Tracker {
             return;
         }
         let has_hashes = !stored.routing_hashes.is_empty();
+        if !has_hashes && stored.tokens.is_empty() {
+            // vLLM tells so what a connector's tiers have gained: blocks whose tokens it told when it computed them.
+            let outcome = index.stored_known(self.member, stored.tier, &stored.hashes);
+            self.counters.stored += outcome.changed + outcome.copies;
+            self.counters.left_out += outcome.unknown + outcome.refused;
+            return;
+        }
         let is_whole = match has_hashes {
             true => stored.routing_hashes.len() == stored.hashes.len(),
             false => stored.tokens.len() == stored.hashes.len() * stored.block_tokens,
@@ -260,6 +267,28 @@ mod tests {
         fn held(&self, tokens: &[u32]) -> (u32, u32) {
             self.held_with(tokens, PromptExtras::default())
         }
+    }
+
+    /// vLLM tells by names alone what a connector's tiers have gained.
+    #[test]
+    fn blocks_that_a_lower_tier_gains_are_told_by_their_names() {
+        let mut rig = Rig::new();
+        let tokens = [1, 2, 3, 4, 5, 6];
+        let lower = |hashes: &[u64], tier| {
+            KvEvent::Stored(Stored { block_tokens: 0, ..stored(hashes, None, &[], tier) })
+        };
+        rig.apply(vec![KvEvent::Stored(stored(&[10, 11, 12], None, &tokens, Tier::Device))]);
+        rig.apply(vec![lower(&[10, 12, 99], Tier::Host), lower(&[10, 11], Tier::Disk)]);
+        assert_eq!((rig.held(&tokens), rig.tracker.counters.left_out), ((3, 3), 1));
+        // What the engine's own pool loses is still held below it, whatever order the names came in.
+        rig.apply([10, 11, 12].map(|hash| removed(hash, Tier::Device)).to_vec());
+        assert_eq!(rig.held(&tokens), (0, 3));
+        rig.apply(vec![removed(10, Tier::Host)]);
+        assert_eq!(rig.held(&tokens), (0, 3), "the disk has it, too");
+        rig.apply(vec![removed(11, Tier::Disk)]);
+        assert_eq!(rig.held(&tokens), (0, 1));
+        rig.apply(vec![lower(&[11], Tier::Host)]);
+        assert_eq!(rig.held(&tokens), (0, 1), "nobody knows any more what that was");
     }
 
     #[test]

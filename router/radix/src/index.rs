@@ -247,6 +247,12 @@ impl IndexWriter<'_> {
         self.0.stored(member, tier, parent, keys, blocks)
     }
 
+    /// The member has one copy more of each of these blocks in `tier`. What they are is not told: blocks that it has nowhere
+    /// else stay unknown.
+    pub fn stored_known(&mut self, member: Member, tier: Tier, keys: &[EngineHash]) -> Outcome {
+        self.0.stored_known(member, tier, keys)
+    }
+
     /// The member has one copy less of each of these blocks in `tier`.
     pub fn removed(&mut self, member: Member, tier: Tier, keys: &[EngineHash]) -> Outcome {
         self.0.removed(member, tier, keys)

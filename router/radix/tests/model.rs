@@ -135,6 +135,19 @@ impl Rig {
         }
     }
 
+    fn store_known(&mut self, worker: usize, tier: Tier, blocks: &[usize]) {
+        for &at in blocks {
+            let outcome = self.index.write().stored_known(self.members[worker], tier, &[key(worker, at)]);
+            let added = outcome.changed + outcome.copies;
+            assert_eq!((added + outcome.unknown, outcome.refused), (1, 0), "seed {}", self.seed);
+            match self.model[worker].get_mut(&at) {
+                Some(copies) if added == 1 => copies[tier as usize] += 1,
+                // One that waits for its parent is as unknown as one that is not there.
+                _ => assert_eq!(added, 0, "seed {}: nobody has it", self.seed),
+            }
+        }
+    }
+
     fn remove(&mut self, worker: usize, tier: Tier, blocks: &[usize]) {
         let keys: Vec<u64> = blocks.iter().map(|&at| key(worker, at)).collect();
         self.index.write().removed(self.members[worker], tier, &keys);
@@ -199,6 +212,12 @@ impl Rig {
                 self.members[worker] = self.index.write().join().expect("room");
             }
             82 => drop(self.index.write().sweep()),
+            // By their names alone, as vLLM tells what a connector's tiers have gained.
+            83..=86 => {
+                let tier = self.tier();
+                let run = self.universe.run(&mut self.random, start, 20);
+                self.store_known(worker, tier, &run);
+            }
             _ => self.look_up(start),
         }
     }

@@ -61,6 +61,28 @@ impl Writer {
         outcome
     }
 
+    pub(crate) fn stored_known(&mut self, member: Member, tier: Tier, keys: &[EngineHash]) -> Outcome {
+        let mut outcome = Outcome::default();
+        let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
+            return Outcome { unknown: keys.len() as u64, ..outcome };
+        };
+        let bytes_before = state.bytes();
+        for &key in keys {
+            let Some(place) = self.place_of(&state, key) else {
+                outcome.unknown += 1;
+                continue;
+            };
+            let block = self.node(place.0).hash(place.1);
+            let after = self.before(place).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
+            self.place_run(&mut state, tier, after, &[key], &[block], &mut outcome);
+        }
+        self.members_bytes = self.members_bytes + state.bytes() - bytes_before;
+        self.members[member.index()] = Some(state);
+        self.sweep_some(SWEEP_STEP);
+        self.collect(COLLECT_AT);
+        outcome
+    }
+
     /// At the bound nothing new comes in; but one more copy of what is there must be counted, or the next removal would
     /// take the block away while the engine still has it.
     pub(super) fn count_known(
