@@ -72,9 +72,8 @@ fn pool_node(scratch: &Scratch, transport: &str) -> (Process, String) {
     let path = scratch.config("store", &config);
     let process = Process::start(&["store", "--config", &path]);
     process.wait_healthy();
-    let socket = format!("kvasir-{}-pool.sock", process.child.id());
     let address = match transport {
-        "shm" => scratch.0.join(socket).display().to_string(),
+        "shm" => scratch.0.join("kvasir-store-pool.sock").display().to_string(),
         "rdma" => rail,
         _ => listen,
     };

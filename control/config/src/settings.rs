@@ -788,8 +788,8 @@ section! {
         nodes: Vec<String> = Vec::new();
         /// How long a look-up and the reads that follow may take before they are a miss.
         deadline: Duration = Duration::from_millis(200), in Duration::from_millis(1) => Duration::from_secs(60);
-        /// Bytes read and written per second at most; what requests wait for comes first, and new blocks that exceed it are not
-        /// sent. `"0 B"` is no limit.
+        /// Bytes read and written per second at most; what requests wait for comes first, and new blocks that exceed it wait, and are
+        /// left out if host memory evicts them first. `"0 B"` is no limit.
         bandwidth: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 40);
         /// Blocks of a chain that are kept on one node; equal at all clients.
         group: u64 = 32, in 1 => 64;
@@ -828,7 +828,8 @@ section! {
 section! {
     /// A node that keeps blocks for others (`kvasir store`).
     StoreSettings, "store" {
-        /// Name of the node among the others.
+        /// Name of the node among the others, and of its socket for shared memory, `kvasir-NAME-pool.sock`: nodes that have one
+        /// `transfer.socket_folder` need different names.
         name: String = "store".to_owned();
         /// Host memory that other nodes may use.
         pool: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);

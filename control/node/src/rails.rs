@@ -38,14 +38,7 @@ fn open_as(settings: &Settings, slab: &Arc<Slab>, role: PeerRole) -> Result<Rail
 /// Transports of a client that registers memory of its own: those that reach these nodes.
 pub(crate) fn open_client(settings: &Settings, slab: &Arc<Slab>, nodes: &[PoolNode]) -> Result<Rails> {
     let mut settings = settings.clone();
-    let names = |transport| nodes.iter().any(|node| node.is_reached_by(transport));
-    settings.transfer.transport = match (names("shm"), names("rdma"), names("tcp")) {
-        (true, false, false) => "shm",
-        (false, true, false) => "rdma",
-        (false, false, true) => "tcp",
-        _ => "auto",
-    }
-    .to_owned();
+    settings.transfer.transport = PoolNode::only_transport(nodes).unwrap_or("auto").to_owned();
     // Nobody connects to a client: it does not listen.
     settings.transfer.listen = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     open_as(&settings, slab, PeerRole::Client)
@@ -83,7 +76,8 @@ fn rails_config(settings: &Settings, role: PeerRole) -> Result<RailsConfig> {
         is_named: match transport {
             // The engine of this binary has its slots in host memory.
             Transport::CudaIpc => false,
-            Transport::Shm => !transfer.socket_folder.is_empty(),
+            // A pool whose name is another's would serve the other's clients.
+            Transport::Shm => !transfer.socket_folder.is_empty() || role == PeerRole::Store,
             Transport::Rdma => {
                 let rdma = &settings.rdma;
                 !rdma.devices.is_empty() || rdma.near != "auto" || rdma.partition != "default"

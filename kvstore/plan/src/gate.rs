@@ -44,7 +44,7 @@ pub struct BandwidthLimit {
 }
 
 impl BandwidthLimit {
-    /// So many bytes a second, a second's worth at once and as much to be paid off; a block of `block_bytes` always fits. Zero is no
+    /// A limit of `bytes` per second with a burst and a debt of one second each; a block of `block_bytes` always fits. Zero is no
     /// limit.
     #[must_use]
     pub fn per_second(bytes: u64, block_bytes: usize) -> Option<Self> {

@@ -195,6 +195,7 @@ impl Mover {
         let waiters = self.tiers.end_read(&read);
         let place = self.loads.place(&waiters);
         self.tiers.came_from_disk(read, bytes, is_gone, place);
+        self.far.offer_orphans_of(&identity, &self.tiers);
         self.loads.came(&identity, waiters, &self.tiers.shared);
     }
 }

@@ -160,7 +160,7 @@ impl Mover {
             if self.tiers.shared.config.disk_write == WriteMode::Through {
                 self.tiers.write_through(identity);
             }
-            self.far.offer(identity, &mut self.tiers);
+            self.far.offer(identity, &self.tiers);
         }
         self.over(block, true);
     }

@@ -159,7 +159,7 @@ impl Tracker {
             return;
         }
         let has_hashes = !stored.routing_hashes.is_empty();
-        if !has_hashes && stored.tokens.is_empty() {
+        if !has_hashes && stored.tokens.is_empty() && stored.tier != Tier::Device {
             // vLLM tells so what a connector's tiers have gained: blocks whose tokens it told when it computed them.
             let outcome = index.stored_known(self.member, stored.tier, &stored.hashes);
             self.counters.stored += outcome.changed + outcome.copies;

@@ -393,7 +393,10 @@ impl Fields {
     fn finish(mut self, name: &str) -> std::result::Result<Option<KvEvent>, &'static str> {
         match name {
             "BlockStored" => {
-                if self.stored.hashes.is_empty() || !self.parent_seen || self.stored.block_tokens == 0 {
+                // vLLM's connectors tell so what their tiers have gained: names alone, of blocks whose tokens it has told before.
+                let is_named_only = self.stored.tokens.is_empty() && self.stored.routing_hashes.is_empty();
+                let has_size = self.stored.block_tokens > 0 || is_named_only;
+                if self.stored.hashes.is_empty() || !self.parent_seen || !has_size {
                     return Err("a BlockStored lacks hashes, parent or block size");
                 }
                 if self.stored.lora.is_none() {
@@ -441,6 +444,8 @@ mod tests {
         let extras = vec![(0, "salt".into()), (1, "image".into()), (1, "other".into())];
         let salted = Stored { parent: None, extras, tier: Tier::Host, ..stored.clone() };
         let lora = Stored { lora: Some("a".into()), cache_salt: Some("b".into()), ..stored.clone() };
+        let named =
+            Stored { parent: None, tokens: Vec::new(), block_tokens: 0, tier: Tier::Disk, ..stored.clone() };
         let hashed = Stored { tokens: Vec::new(), routing_hashes: vec![3, u64::MAX - 1], ..stored.clone() };
         EventBatch {
             timestamp: 1.5,
@@ -449,6 +454,7 @@ mod tests {
                 KvEvent::Stored(salted),
                 KvEvent::Stored(lora),
                 KvEvent::Stored(hashed),
+                KvEvent::Stored(named),
                 KvEvent::Removed(Removed { hashes: vec![9], tier: Tier::Host, group: None }),
                 KvEvent::Cleared,
             ],

@@ -39,11 +39,15 @@ impl PoolNode {
         Ok(Self { name: name.to_owned(), address: address.to_owned() })
     }
 
-    /// Whether the address has a way over this transport: `tcp`, `rdma` or `shm`.
+    /// The transport (`tcp`, `rdma` or `shm`) of all of these nodes' addresses, if it is one for all.
     #[must_use]
-    pub fn is_reached_by(&self, transport: &str) -> bool {
-        let kind = |rail: &str| rail.split_once(':').is_some_and(|(kind, _)| kind == transport);
-        self.address.split(',').any(kind)
+    pub fn only_transport(nodes: &[Self]) -> Option<&'static str> {
+        let is_named = |kind: &&&str| {
+            nodes.iter().any(|node| node.address.split(',').any(|rail| rail.starts_with(**kind)))
+        };
+        let mut named = Self::TRANSPORTS.iter().filter(is_named);
+        let first = named.next()?;
+        named.next().is_none().then(|| first.trim_end_matches(':'))
     }
 }
 

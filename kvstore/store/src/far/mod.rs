@@ -104,8 +104,10 @@ pub enum FarResult {
         kept: usize,
         /// Blocks that are larger than it can keep.
         too_large: usize,
-        /// The last blocks of portions that it could not take now: it was out of reach, or full.
+        /// The last blocks of portions that it could not take: it was out of reach.
         failed: Vec<BlockIdentity>,
+        /// The same where it was full.
+        refused: Vec<BlockIdentity>,
     },
 }
 
@@ -137,8 +139,9 @@ pub trait FarTier: Send {
     fn leave(&mut self, request: u64);
     /// In which portions it takes new blocks.
     fn portion(&self) -> Portion;
-    /// Portions that it takes now.
-    fn room(&self) -> usize;
+    /// Whether it takes a portion of so many bytes now. If not, it is done with something later and says so
+    /// ([`FarResult::Offered`]).
+    fn has_room(&self, bytes: u64) -> bool;
     /// Offers it a portion that is new here; `head` is the first block of the group or run. False when it cannot be taken now.
     /// What is taken is answered once ([`FarResult::Offered`]).
     fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool;

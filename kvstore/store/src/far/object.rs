@@ -284,8 +284,9 @@ impl FarTier for ObjectTier {
         Portion::Run(self.run)
     }
 
-    fn room(&self) -> usize {
-        self.puts.available_permits()
+    fn has_room(&self, bytes: u64) -> bool {
+        let pages = self.put_heap.pages_of(bytes) as usize;
+        self.puts.available_permits() > 0 && self.put_heap.pages.available_permits() >= pages
     }
 
     fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
@@ -306,7 +307,13 @@ impl FarTier for ObjectTier {
             }
             // Before the answer: it makes room for the next.
             drop((room, permit));
-            inbox.send(FarResult::Offered { tier: Tier::Object, kept, too_large: 0, failed });
+            inbox.send(FarResult::Offered {
+                tier: Tier::Object,
+                kept,
+                too_large: 0,
+                failed,
+                refused: Vec::new(),
+            });
         });
         true
     }

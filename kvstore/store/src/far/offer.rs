@@ -16,9 +16,12 @@ const OFFERS_PER_ROUND: usize = 32;
 /// How long a tier is left alone that could not take a block: the first time, and at most.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-
 /// Blocks that wait for one before them in their chain.
 const ORPHANS_MAX: usize = 4096;
+/// Offers of a block to nodes that are full.
+const ATTEMPTS_MAX: u8 = 4;
+/// Blocks whose refusals are counted.
+const REFUSALS_MAX: usize = 4096;
 
 /// Blocks that a tier is to be offered, in the order in which they came into host memory. Names only: nothing is held for them,
 /// and one that host memory has lost by its turn is passed over.
@@ -30,6 +33,8 @@ pub(super) struct Backlog {
     paused_until: Option<Instant>,
     /// Offers in a row that it could not take.
     failures: u32,
+    /// How often blocks were refused by a node that was full.
+    refusals: HashMap<BlockIdentity, u8>,
 }
 
 /// Blocks whose group or run begins with a block that host memory has not, by that block: several threads save a chain, and its
@@ -56,7 +61,7 @@ impl Orphans {
         self.order.push_back((missing, identity));
     }
 
-    /// Those that have waited for this block.
+    /// Removes the blocks that waited for `identity`.
     fn take(&mut self, identity: &BlockIdentity) -> Vec<BlockIdentity> {
         let Some(waiting) = self.by_missing.remove(identity) else { return Vec::new() };
         self.order.retain(|(missing, _)| missing != identity);
@@ -73,7 +78,7 @@ impl Backlog {
         }
     }
 
-    /// Of more blocks than host memory has the first have been lost by their turn.
+    /// Drops the oldest name at `blocks_max`: host memory has evicted it.
     fn push(&mut self, identity: BlockIdentity, blocks_max: usize) {
         if self.waiting.len() >= blocks_max.max(1) {
             self.waiting.pop_front();
@@ -95,6 +100,17 @@ impl Backlog {
         self.waiting.pop_front()
     }
 
+    /// Whether a block that was refused is offered again.
+    fn may_try_again(&mut self, identity: &BlockIdentity) -> bool {
+        if self.refusals.len() >= REFUSALS_MAX {
+            // Counting begins anew: some are offered a few times more.
+            self.refusals.clear();
+        }
+        let refusals = self.refusals.entry(*identity).or_default();
+        *refusals = refusals.saturating_add(1);
+        *refusals < ATTEMPTS_MAX
+    }
+
     fn failed(&mut self, now: Instant) {
         let pause = PAUSE_FIRST.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
         self.failures = self.failures.saturating_add(1);
@@ -114,53 +130,76 @@ impl FarLinks {
         self.backlogs[..count].iter_mut().for_each(|backlog| backlog.offer(identity, tiers.host_slots()));
     }
 
-    /// A tier is done with an offer, and could not take these blocks: they are offered again.
+    /// A block has come back from the disk: those that waited for it are offered now.
+    pub(crate) fn offer_orphans_of(&mut self, identity: &BlockIdentity, tiers: &Tiers) {
+        for backlog in &mut self.backlogs {
+            for waiting in backlog.orphans.take(identity) {
+                backlog.push(waiting, tiers.host_slots());
+            }
+        }
+    }
+
+    /// A tier is done with an offer. Blocks that it could not take are offered again: without end while it is out of reach, a few
+    /// times where it was full.
     pub(super) fn offered(
         &mut self,
         tier: Tier,
         failed: Vec<BlockIdentity>,
+        refused: Vec<BlockIdentity>,
         now: Instant,
         blocks_max: usize,
     ) {
         let Some(at) = self.links.iter().position(|link| link.tier() == tier) else { return };
         let backlog = &mut self.backlogs[at];
-        if failed.is_empty() {
+        if failed.is_empty() && refused.is_empty() {
             backlog.failures = 0;
         } else if backlog.paused_until.is_none_or(|until| until <= now) {
             // Of several that were under way together the first counts.
             backlog.failed(now);
         }
-        failed.into_iter().for_each(|identity| backlog.push(identity, blocks_max));
+        let again: Vec<BlockIdentity> =
+            refused.into_iter().filter(|identity| backlog.may_try_again(identity)).collect();
+        failed.into_iter().chain(again).for_each(|identity| backlog.push(identity, blocks_max));
     }
 
-    /// Offers what waits, as far as the tiers take it; false when nothing was offered.
+    /// Offers what waits, as far as the tiers take it; false when nothing changed.
     pub(crate) fn advance_offers(&mut self, now: Instant, tiers: &mut Tiers) -> bool {
         let mut has_offered = false;
         for (link, backlog) in self.links.iter_mut().zip(&mut self.backlogs) {
             for _ in 0..OFFERS_PER_ROUND {
-                if link.room() == 0 {
+                if !link.has_room(0) {
                     break;
                 }
                 let Some(identity) = backlog.next(now) else { break };
-                has_offered = true;
                 let (blocks, head) = match portion_from(identity, link.portion(), tiers) {
                     Found::Portion(blocks, head) => (blocks, head),
                     Found::Missing(missing) => {
                         backlog.orphans.push(identity, missing);
+                        has_offered = true;
                         continue;
                     }
-                    Found::Nothing => continue,
+                    Found::Nothing => {
+                        has_offered = true;
+                        continue;
+                    }
                 };
                 let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
+                if !link.has_room(bytes) {
+                    backlog.waiting.push_front(identity);
+                    break;
+                }
                 if let Err(wait) = tiers.bandwidth.admit(link.tier(), Priority::Offload, bytes) {
                     backlog.waiting.push_front(identity);
                     backlog.paused_until = Some(now + wait);
                     break;
                 }
                 if !link.offer(blocks, head) {
+                    // Its thread takes no commands now; nothing tells when it does.
                     backlog.waiting.push_front(identity);
+                    backlog.failed(now);
                     break;
                 }
+                has_offered = true;
             }
         }
         has_offered

@@ -172,9 +172,9 @@ impl FarTier for RemoteTier {
         Portion::Single { group: self.group }
     }
 
-    fn room(&self) -> usize {
+    fn has_room(&self, _bytes: u64) -> bool {
         // Relaxed: one that has just ended is counted by the next look, which its answer brings about.
-        self.offers_max.saturating_sub(self.offers.load(Ordering::Relaxed))
+        self.offers.load(Ordering::Relaxed) < self.offers_max
     }
 
     fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool {
@@ -288,18 +288,18 @@ impl<F: Fabric> Driver<F> {
 
     /// A block has arrived, or has not; `None`: it was damaged before it left.
     fn offered(&self, offer: Box<Offer>, result: Option<StoreResult>) {
-        let (mut kept, mut too_large, mut failed) = (0, 0, Vec::new());
+        let (mut kept, mut too_large, mut failed, mut refused) = (0, 0, Vec::new(), Vec::new());
         match result {
             Some(StoreResult::Stored) => kept = 1,
             Some(StoreResult::TooLarge) => too_large = 1,
-            Some(StoreResult::Full | StoreResult::Failed | StoreResult::Damaged) => {
-                failed.push(offer.block.identity);
-            }
-            Some(StoreResult::Present | StoreResult::Pending) | None => {}
+            Some(StoreResult::Failed) => failed.push(offer.block.identity),
+            Some(StoreResult::Full) => refused.push(offer.block.identity),
+            // A node whose memory is bad would have it sent for ever.
+            Some(StoreResult::Present | StoreResult::Pending | StoreResult::Damaged) | None => {}
         }
         // Before the answer: it makes room for the next.
         drop(offer);
-        self.inbox.send(FarResult::Offered { tier: Tier::Remote, kept, too_large, failed });
+        self.inbox.send(FarResult::Offered { tier: Tier::Remote, kept, too_large, failed, refused });
     }
 
     fn start(&mut self, command: Command) {

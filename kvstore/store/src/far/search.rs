@@ -153,7 +153,8 @@ impl FarLinks {
 
     pub(crate) fn prepare(&mut self, prepare: Prepare, tiers: &mut Tiers) {
         if self.searches.len() + self.arriving.len() >= PREPARES_MAX {
-            return prepared(prepare.request, 0, tiers);
+            let blocks = local_blocks(&prepare, &tiers.shared);
+            return prepared(prepare.request, blocks, tiers);
         }
         let now = Instant::now();
         let mut held = Vec::new();
@@ -192,10 +193,10 @@ impl FarLinks {
             FarResult::Found { request, blocks } => self.found(request, blocks, tiers),
             FarResult::Arrived { incoming, blocks } => self.arrived(incoming, blocks, tiers),
             FarResult::Returned(slots) => self.returned(slots, tiers),
-            FarResult::Offered { tier, kept, too_large, failed } => {
+            FarResult::Offered { tier, kept, too_large, failed, refused } => {
                 StoreCounters::add(&tiers.shared.counters.to_far, kept);
                 StoreCounters::add(&tiers.shared.counters.far_too_large, too_large);
-                self.offered(tier, failed, Instant::now(), tiers.host_slots());
+                self.offered(tier, failed, refused, Instant::now(), tiers.host_slots());
                 tiers.room.came_free();
             }
         }

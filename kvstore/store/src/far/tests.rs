@@ -88,8 +88,8 @@ impl FarTier for LateTier {
         Portion::Single { group: 32 }
     }
 
-    fn room(&self) -> usize {
-        usize::MAX
+    fn has_room(&self, _bytes: u64) -> bool {
+        true
     }
 
     fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
@@ -314,8 +314,11 @@ fn offers_take_a_bounded_part_of_a_turn_and_each_block_is_read_once() {
     assert_eq!(count.load(Ordering::Relaxed), 0);
 }
 
+const REFUSING: usize = usize::MAX;
+
 /// A tier that takes so many blocks at a time and tells which.
 struct NarrowTier {
+    /// [`REFUSING`]: it says that it has room, and takes nothing.
     room: Arc<AtomicUsize>,
     offered: Sender<BlockIdentity>,
 }
@@ -343,11 +346,14 @@ impl FarTier for NarrowTier {
         Portion::Single { group: 32 }
     }
 
-    fn room(&self) -> usize {
-        self.room.load(Ordering::Relaxed)
+    fn has_room(&self, _bytes: u64) -> bool {
+        self.room.load(Ordering::Relaxed) > 0
     }
 
     fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+        if self.room.load(Ordering::Relaxed) == REFUSING {
+            return false;
+        }
         self.room.fetch_sub(1, Ordering::Relaxed);
         blocks.iter().all(|block| self.offered.send(block.identity).is_ok())
     }
@@ -370,7 +376,10 @@ fn a_tier_is_offered_every_block_when_it_has_room() {
     }
     let now = Instant::now();
     assert!(!far.advance_offers(now, &mut tiers), "there is no room");
-    let answer = |kept, failed| FarResult::Offered { tier: Tier::Remote, kept, too_large: 0, failed };
+    let answer = |kept, failed| {
+        let refused = Vec::new();
+        FarResult::Offered { tier: Tier::Remote, kept, too_large: 0, failed, refused }
+    };
     let mut taken = Vec::new();
     while taken.len() < BLOCKS {
         room.store(5, Ordering::Relaxed);
@@ -395,6 +404,27 @@ fn a_tier_is_offered_every_block_when_it_has_room() {
         pauses.push(resumes - paused);
     }
     assert!(pauses[1] > pauses[0] && pauses[2] > pauses[1], "{pauses:?}");
+    // A node that is full is asked a few times for each block.
+    for _ in 0..10 {
+        let refused = vec![blocks[4]];
+        far.answered(
+            FarResult::Offered { tier: Tier::Remote, kept: 0, too_large: 0, failed: Vec::new(), refused },
+            &mut tiers,
+        );
+        let Some(resumes) = far.next_deadline() else { break };
+        assert!(far.advance_offers(resumes, &mut tiers));
+    }
+    assert_eq!(offered.try_iter().collect::<Vec<_>>(), [blocks[4]; 3]);
+    // A tier that has room and takes nothing is left alone, too: it would be asked again in each round.
+    far.answered(answer(1, Vec::new()), &mut tiers);
+    room.store(REFUSING, Ordering::Relaxed);
+    far.offer(blocks[3], &tiers);
+    assert!(!far.advance_offers(Instant::now(), &mut tiers));
+    let resumes = far.next_deadline().expect("it is tried again");
+    room.store(1, Ordering::Relaxed);
+    assert!(far.advance_offers(resumes, &mut tiers));
+    assert_eq!(offered.try_iter().collect::<Vec<_>>(), [blocks[3]]);
+    room.store(BLOCKS, Ordering::Relaxed);
     // Those that host memory has lost by then are passed over.
     tiers.forget_on_host(&blocks);
     far.answered(answer(0, vec![blocks[0]]), &mut tiers);

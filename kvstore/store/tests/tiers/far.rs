@@ -64,8 +64,8 @@ impl FarTier for Elsewhere {
         Portion::Single { group: 1 }
     }
 
-    fn room(&self) -> usize {
-        usize::MAX
+    fn has_room(&self, _bytes: u64) -> bool {
+        true
     }
 
     fn offer(&mut self, _blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
@@ -278,8 +278,8 @@ impl FarTier for Taker {
         self.portion
     }
 
-    fn room(&self) -> usize {
-        usize::MAX
+    fn has_room(&self, _bytes: u64) -> bool {
+        true
     }
 
     fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool {

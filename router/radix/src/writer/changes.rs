@@ -67,6 +67,11 @@ impl Writer {
             return Outcome { unknown: keys.len() as u64, ..outcome };
         };
         let bytes_before = state.bytes();
+        if !self.has_room(keys.len()) {
+            self.count_known(&mut state, tier, keys, &mut outcome);
+            self.members[member.index()] = Some(state);
+            return outcome;
+        }
         for &key in keys {
             let Some(place) = self.place_of(&state, key) else {
                 outcome.unknown += 1;
@@ -75,6 +80,9 @@ impl Writer {
             let block = self.node(place.0).hash(place.1);
             let after = self.before(place).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
             self.place_run(&mut state, tier, after, &[key], &[block], &mut outcome);
+        }
+        while let Some(parent) = state.awaited.pop() {
+            self.place_parked(&mut state, parent, &mut outcome);
         }
         self.members_bytes = self.members_bytes + state.bytes() - bytes_before;
         self.members[member.index()] = Some(state);
