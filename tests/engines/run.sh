@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Kvasir in front of and below real engines on the CPU:
-#   run.sh [routing|pools|control|disaggregation|offload|all] [--direct|--kvasir]   (vLLM)
+#   run.sh [routing|pools|control|disaggregation|offload|tiers|all] [--direct|--kvasir]   (vLLM)
 #   run.sh handoff [handoff.py's options]
+#   run.sh shared [shared.py's options]
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
 # started. With --direct the gateway is left out: what do the engines and the check itself do? With --kvasir prompts are
-# handed over by KvasirConnector instead of NIXL's. `handoff` compares the two, without a gateway.
+# handed over by KvasirConnector instead of NIXL's. `handoff` compares the two, without a gateway; `shared` has two engines share blocks
+# through pools.
 # LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
 # run.sh sglang [SCENARIO…] does the same for real SGLang servers (sglang/run.sh), in $LAB/sglang if LAB is set; `all` leaves
 # them out. 77 where SGLang cannot be had.
@@ -19,8 +21,8 @@ fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "all " | "all --direct" | "handoff "*) ;;
-*) echo "run.sh [routing|pools|control|disaggregation|offload|all] [--direct|--kvasir]; run.sh handoff …" >&2 && exit 2 ;;
+"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "tiers " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
+*) echo "run.sh [routing|pools|control|disaggregation|offload|tiers|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
 esac
 parts=(prefill decode)
 if [ "$direct" = --kvasir ]; then
@@ -41,7 +43,7 @@ export KVASIR_KV_LIBRARY=${KVASIR_KV_LIBRARY:-}
 if [ "$what" != offload ] && [ "$what" != handoff ]; then
     [ -n "$direct" ] || [ -n "${KVASIR:-}" ] || (cd "$root" && cargo build --release -p control-node)
 fi
-if { [ "$what" = offload ] || [ "$what" = all ] || [ "$what" = handoff ] || [ -n "${by_kvasir:-}" ]; } &&
+if { [ "$what" = offload ] || [ "$what" = tiers ] || [ "$what" = all ] || [ "$what" = handoff ] || [ "$what" = shared ] || [ -n "${by_kvasir:-}" ]; } &&
     [ -z "$KVASIR_KV_LIBRARY" ]; then
     (cd "$root" && cargo build --profile capi -p kvstore-capi)
     KVASIR_KV_LIBRARY=$target/capi/libkvasir_kv.so
@@ -101,6 +103,12 @@ if [ "$what" = handoff ]; then
     exit
 fi
 
+if [ "$what" = shared ]; then
+    shift
+    "$python" -B "$here/shared.py" --kvasir "$kvasir" --ports "$first,$second" --cores "$core1,$core2" "$@"
+    exit
+fi
+
 rc=0
 check() { # its name, then the command
     local name=$1
@@ -123,6 +131,13 @@ if [ "$what" = routing ] || [ "$what" = all ]; then
         gateway '' --worker "http://127.0.0.1:$first" --worker "http://127.0.0.1:$second"
         check routing "$python" "$here/routing.py" "http://$gateway"
     fi
+fi
+if [ "$what" = tiers ] || [ "$what" = all ] && [ -z "$direct" ]; then
+    # Half of the conversations fit into both caches: the rest is in host memory or on the disk.
+    small='tiered --num-gpu-blocks-override 192 --max-model-len 3072'
+    engines "$small" "$small"
+    gateway '' --worker "http://127.0.0.1:$first" --worker "http://127.0.0.1:$second"
+    check tiers "$python" "$here/routing.py" --requests 400 --conversations 60 "http://$gateway"
 fi
 if [ "$what" = pools ] || [ "$what" = all ] && [ -z "$direct" ]; then
     engines alone 'alone --served-model-name other'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Becomes one real vLLM server on the tiny model; ready after half a minute or, on a busy machine, two.
-#   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|offload|planted] [vLLM options]
+#   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|shared|shared-small|tiered|offload|planted] [vLLM options]
 # KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000, Kvasir's hand-offs on PORT+4000. Its process id is in
 # $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
 # CORE is the one core that it may use: two servers on one core take seconds for what takes milliseconds.
@@ -32,6 +32,27 @@ kvasir-prefill | kvasir-decode)
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"offload\":false,\"handoff_deadline\":${KVASIR_DEADLINE:-60},\"store\":{\
 \"host_tier\":{\"capacity\":\"16 MiB\"},\"transfer\":{$handoff}}}}")
     ;;
+shared | shared-small)
+    # Its blocks go to a small store of its own and to the pools that KVASIR_NODES names, a list in JSON. The smaller store has
+    # no room for three long prompts.
+    export PYTHONPATH=$here/../../kvstore/capi/python
+    kvasir="\"kv_connector\":\"KvasirConnector\",\"kv_connector_module_path\":\"kvasir_kv.vllm\",\"kv_role\":\"kv_both\""
+    capacity='64 MiB'
+    [ "$part" = shared ] || capacity='16 MiB'
+    tiers="\"host_tier\":{\"capacity\":\"$capacity\"},\"remote_tier\":{\"nodes\":$KVASIR_NODES,\"deadline\":\"1s\"}"
+    transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
+\"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
+    ;;
+tiered)
+    # Its blocks go to host memory and to a disk below it; its own cache (see run.sh) is far smaller.
+    export PYTHONPATH=$here/../../kvstore/capi/python
+    rm -rf "$LAB/tiered-$port"
+    kvasir="\"kv_connector\":\"KvasirConnector\",\"kv_connector_module_path\":\"kvasir_kv.vllm\",\"kv_role\":\"kv_both\""
+    tiers="\"host_tier\":{\"capacity\":\"48 MiB\"},\"disk_tier\":{\"capacity\":\"512 MiB\",\"segment\":\"64 MiB\",\
+\"path\":\"$LAB/tiered-$port\"}"
+    transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
+\"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
+    ;;
 offload | planted)
     # Its blocks go to Kvasir's store: KVASIR_KV_LIBRARY, with files in $LAB/offload. With `planted`, loads bring wrong
     # blocks while $LAB/wrong-blocks exists.
@@ -47,7 +68,7 @@ offload | planted)
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
     ;;
-*) echo "serve.sh: $part is none of alone, prefill, decode, kvasir-prefill, kvasir-decode, offload, planted" >&2 && exit 2 ;;
+*) echo "serve.sh: $part is none of alone, prefill, decode, kvasir-prefill, kvasir-decode, shared, shared-small, tiered, offload, planted" >&2 && exit 2 ;;
 esac
 events="{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$((port + 1000))\",\
 \"replay_endpoint\":\"tcp://*:$((port + 2000))\",\"topic\":\"kv@127.0.0.1:$port@tiny\"}"

@@ -5,10 +5,14 @@
  * and all tokens up to its end), a few bytes of meta, which are the caller's own, and a payload. It may be evicted at
  * any time: a block that was there a moment ago can be a miss.
  *
- * Blocks are kept in the process's memory and, if the configuration says so, on a disk below it. Each block in memory
- * takes a slot of fixed size, whatever its own. With a disk, a block is written there after it was put (or, with
- * `write = "back"`, when it has to leave memory), and comes back into memory when it is read. A block is given out only
- * after its checksum was verified; one that is damaged is a miss and is thrown away.
+ * Blocks are kept in the process's memory and, if the configuration says so, on a disk below it. Each block in memory takes a slot
+ * of fixed size, whatever its own. With a disk, a block is written there after it was put (or, with `write = "back"`, when it has to
+ * leave memory), and comes back into memory when it is read. A block is given out only after its checksum was verified; one that is
+ * damaged is a miss and is thrown away.
+ *
+ * With [remote_tier] or [object_tier] new blocks are also sent to pools of other processes and nodes, or to object storage; there a
+ * block of a chain (is_chain) is kept beside those before it, and one without is the first of its own chain. KVASIR_KV_FETCH brings
+ * blocks back from there.
  *
  * Two ways lead in and out. A block's bytes are put and got in buffers that each call names. Or an engine registers the
  * paged tensors of its KV cache once (kvasir_kv_register), and blocks are saved from there and loaded there by their
@@ -123,9 +127,32 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   write_bandwidth = "0 B"     # bytes written per second at most; "0 B" is no limit; to "1 TiB"
  *   write_per_day = "0 B"       # bytes written per day at most; "0 B" is no limit; to "1024 TiB"
  *   reformat = false            # make the files anew when they were written for another slot, instead of failing
+ *   [remote_tier]
+ *   nodes = []                  # pools of other processes and nodes (`kvasir store`), like "a=shm:/tmp/kvasir-a-pool.sock" or
+ *                               # "b=tcp:10.0.0.2:7400,rdma:10.0.0.2:7401": what each prints at its start; none is no tier.
+ *                               # The names decide which blocks are whose: all clients name the same nodes
+ *   deadline = "200ms"          # how long a look-up and the reads that follow may take; "1ms" to "1min"
+ *   bandwidth = "0 B"           # bytes read and written per second at most; "0 B" is no limit; to "1 TiB"
+ *   group = 32                  # blocks of a chain that are kept on one node, equal at all clients; 1 to 64
+ *   replicas = 2                # nodes that keep a group of blocks that is asked for often; 1 or 2
+ *   secret_file = ""            # with the secret of the nodes; empty is that of [transfer], and then the environment's
+ *                               # KVASIR_TRANSFER_SECRET, if it is set
+ *   [object_tier]
+ *   url = ""                    # "s3://bucket/prefix" or "file:///folder", which many may share; empty is no tier
+ *   endpoint = ""               # the S3 service, when it is not Amazon's
+ *   region = "us-east-1"
+ *   credentials_file = ""       # in the form of AWS's `credentials`, of which `default` is read; empty: AWS_ACCESS_KEY_ID and
+ *                               # AWS_SECRET_ACCESS_KEY of the environment
+ *   allow_http = false          # whether plain HTTP will do
+ *   run = "16"                  # blocks of a chain in one object, equal at all that share it: a power of two to "1024"
+ *   ttl = "168h"                # older objects are misses and are deleted; "1min" to "87600h"
+ *   buffers = "1 GiB"           # memory for objects on their way, a quarter of it for writes; "1 MiB" to "1 TiB"
+ *   bandwidth = "0 B"
+ *   deadline = "2s"             # "1ms" to "10min"
  *   [queue]
  *   threads = 2                 # carry out submitted requests; 1 to 64
  *   depth = 256                 # submitted and not yet polled; 1 to 65536
+ *   events = 0                  # events that may wait for kvasir_kv_take_events; 0: none are noted; to 16777216
  *
  * Tensors in CUDA memory need one section more, which opens a device through the driver that is installed; without it
  * the library looks for no driver:
@@ -176,7 +203,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  * that a transfer asks them for (over TCP no others, over RDMA any of the library's slots, over shared memory also read
  * them). Without a secret whoever reaches an address may. Settings of the product's [transfer] and [rdma] that are not here have its defaults.
  *
- * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB) and times too (ms, s, min). All sections but [queue]
+ * These are the defaults; sizes have a unit (B, KiB, MiB, GiB, TiB) and times too (ms, s, min, h). All sections but [queue]
  * and [device] and their keys are those of Kvasir's own configuration (of [transfer] the first three, `secret_file`, `lease`, `busy_poll` and `cores`), and so
  * are the defaults but that of `host_tier.capacity`. What is wrong
  * in the text is KVASIR_KV_CONFIGURATION, what the machine refuses is KVASIR_KV_FAILED. With [device] the host tier's
@@ -193,8 +220,8 @@ int32_t kvasir_kv_open_file(const char *path, kvasir_kv **handle, char *error, s
 
 /*
  * Closes a store. From here on other calls with the handle are KVASIR_KV_INVALID_HANDLE, so completions that wait are
- * to be polled before. Requests that have not begun and expectations are forgotten without a completion, others that have
- * begun are waited for;
+ * to be polled before. Requests that have not begun, fetches and expectations are forgotten without a completion, others
+ * that have begun are waited for;
  * after the return no submitted request's memory is touched. Threads inside kvasir_kv_poll return with the completions
  * that wait, or with none; those inside a blocking function with what they were asked for or KVASIR_KV_FAILED. The file
  * descriptor of kvasir_kv_event_fd becomes readable, so that whoever waits for it wakes, and then goes: its number may
@@ -245,6 +272,10 @@ typedef struct kvasir_kv_statistics {
     uint64_t disk_evicted;   /* left the disk to make room */
     uint64_t damaged;        /* were found not to be what had been stored, in memory, on the disk or on the way to a
                               * device */
+    uint64_t far_read;       /* blocks that came from other nodes or object storage */
+    uint64_t far_written;    /* blocks sent there */
+    uint64_t far_too_large;  /* blocks that do not fit the slots of other nodes: their `store.slot` is too small */
+    uint64_t events_lost;    /* events that `queue.events` had no room for */
 } kvasir_kv_statistics;
 
 /*
@@ -254,6 +285,25 @@ typedef struct kvasir_kv_statistics {
  */
 int32_t kvasir_kv_stats(kvasir_kv *handle, kvasir_kv_statistics *statistics, size_t bytes);
 
+typedef enum kvasir_kv_event_kind { KVASIR_KV_STORED = 1, KVASIR_KV_REMOVED = 2 } kvasir_kv_event_kind;
+
+typedef enum kvasir_kv_tier { KVASIR_KV_HOST_TIER = 1, KVASIR_KV_DISK_TIER = 2 } kvasir_kv_tier;
+
+/* A tier of this node has gained or lost a block. */
+typedef struct kvasir_kv_event {
+    uint8_t identity[16];
+    uint32_t kind; /* kvasir_kv_event_kind */
+    uint32_t tier; /* kvasir_kv_tier */
+} kvasir_kv_event;
+
+/*
+ * Takes at most `capacity` events, in the order in which they happened, and writes how many to `count`. Does not wait. Blocks
+ * that a disk has kept from before the store was opened are not told as stored. When `queue.events` is half full news of stored blocks are dropped,
+ * and when it is full those of removed ones: `events_lost` counts both. With `queue.events` 0 there are none. OK,
+ * KVASIR_KV_INVALID_ARGUMENT (a null pointer, or a `capacity` of 0) or KVASIR_KV_INVALID_HANDLE.
+ */
+int32_t kvasir_kv_take_events(kvasir_kv *handle, kvasir_kv_event *events, size_t capacity, size_t *count);
+
 typedef enum kvasir_kv_operation {
     KVASIR_KV_GET = 1,
     KVASIR_KV_PUT = 2,
@@ -262,15 +312,16 @@ typedef enum kvasir_kv_operation {
     KVASIR_KV_SAVE = 5, /* of kvasir_kv_submit_transfer only, as the next one */
     KVASIR_KV_LOAD = 6,
     KVASIR_KV_PUSH = 7, /* of kvasir_kv_submit_handoff only, as the next one */
-    KVASIR_KV_EXPECT = 8
+    KVASIR_KV_EXPECT = 8,
+    KVASIR_KV_FETCH = 9
 } kvasir_kv_operation;
 
 typedef struct kvasir_kv_request {
     uint64_t user;      /* comes back in the completion */
     uint32_t operation; /* kvasir_kv_operation */
-    uint32_t reserved;  /* 0 */
+    uint32_t held;      /* of a fetch: how many of the blocks, from the first on, the caller has itself; else 0 */
     const uint8_t (*identities)[16];
-    size_t identity_count; /* 1; for a match at most 2^20, also of all matches and transfers under way together */
+    size_t identity_count; /* 1; for a match or a fetch at most 2^20, also of all matches, fetches and transfers under way together */
     kvasir_kv_buffer meta;
     const kvasir_kv_buffer *payload;
     size_t payload_count;
@@ -281,17 +332,24 @@ typedef struct kvasir_kv_completion {
     int32_t status;     /* kvasir_kv_status, as the blocking function returns it */
     uint32_t reserved;
     uint64_t meta_bytes;    /* for an expectation: a kvasir_kv_ending */
-    uint64_t payload_bytes; /* for a match, a transfer and a hand-off: how many blocks */
+    uint64_t payload_bytes; /* for a match, a fetch, a transfer and a hand-off: how many blocks */
 } kvasir_kv_completion;
 
 /*
  * Submits requests, in order, without waiting. Writes how many were taken to `accepted`: fewer than `count` with
- * KVASIR_KV_THROTTLED when `queue.depth` requests are under way or the matches and transfers under way would have more
- * than 2^20 identities together (poll, then submit the rest), with KVASIR_KV_INVALID_ARGUMENT when the next one is
+ * KVASIR_KV_THROTTLED when `queue.depth` requests are under way or the matches, fetches and transfers under way would
+ * have more than 2^20 identities together (poll, then submit the rest), with KVASIR_KV_INVALID_ARGUMENT when the next one is
  * invalid, with KVASIR_KV_FAILED when there is no memory for it, or with KVASIR_KV_INVALID_HANDLE when the store is
  * closed meanwhile. The requests, identities and arrays of buffers are copied; the memory that the buffers name must
  * stay as it is until the completion was polled or kvasir_kv_close returned. Requests run side by side and complete in
  * any order.
+ *
+ * A fetch looks for blocks in the tiers that are not on this node ([remote_tier], then [object_tier]) and brings what it finds into
+ * memory. Its identities are a chain from its very first block: each hangs on the one before it, as a save of a chain
+ * told. The caller has the first `held` of them and does not need these. `payload_bytes` of its completion is how many of the
+ * blocks, from the first on, are here now, those that the caller has included: in memory, or on the disk. It ends within the
+ * tiers' deadlines together, and at once when all blocks are here or there are no such tiers. Blocks that it brought may be
+ * evicted like all others: load them soon.
  */
 int32_t kvasir_kv_submit(kvasir_kv *handle, const kvasir_kv_request *requests, size_t count, size_t *accepted);
 
@@ -359,7 +417,7 @@ typedef struct kvasir_kv_transfer {
     uint64_t tensors;   /* what kvasir_kv_register wrote */
     const uint8_t (*identities)[16];
     const uint64_t *blocks; /* the number of each identity's block, below `blocks` of the tensors */
-    size_t count;           /* of both; at most 2^20, also of all matches and transfers under way together */
+    size_t count;           /* of both; at most 2^20, also of all matches, fetches and transfers under way together */
     void *event;            /* KVASIR_KV_CUDA: a CUevent (cudaEvent_t), or null; otherwise null */
     /* Of a save, what hangs on what: */
     const uint8_t (*parent)[16]; /* the block before the first in its chain, or null */

@@ -125,6 +125,14 @@ pub struct Statistics {
     pub disk_evicted: u64,
     /// Blocks that were not what had been stored.
     pub damaged: u64,
+    /// Blocks that came from other nodes or from object storage.
+    pub far_read: u64,
+    /// Blocks that were sent there.
+    pub far_written: u64,
+    /// Blocks that do not fit the slots of other nodes.
+    pub far_too_large: u64,
+    /// Events that there was no room for.
+    pub events_lost: u64,
 }
 
 /// A call that failed.

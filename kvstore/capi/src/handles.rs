@@ -6,17 +6,21 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::backend::Backend;
 use crate::device::Lanes;
+use crate::events::Events;
+use crate::fetch::Fetches;
 use crate::handoff::HandOffs;
 use crate::queue::Queue;
 use crate::registry::Registry;
 use crate::status::{Failure, Status};
+use crate::store::StoreBackend;
 
 /// An open store.
 #[derive(Clone)]
 pub(crate) struct Opened {
-    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) backend: Arc<StoreBackend>,
+    pub(crate) fetches: Arc<Fetches>,
+    pub(crate) events: Arc<Events>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) tensors: Arc<Registry>,
     pub(crate) device: Option<Arc<Lanes>>,

@@ -6,6 +6,7 @@ use std::mem::offset_of;
 
 use crate::backend::Statistics;
 use crate::buffers::Buffer;
+use crate::events::Event;
 use crate::handoff::{HandOffStatistics, RailStatistics, StageStatistics};
 use crate::interface::{HandOff, Request, Transfer};
 use crate::queue::Completion;
@@ -18,7 +19,7 @@ const _: () = {
 
     assert!(size_of::<Request>() == 64 && align_of::<Request>() == 8);
     assert!(offset_of!(Request, user) == 0 && offset_of!(Request, operation) == 8);
-    assert!(offset_of!(Request, reserved) == 12 && offset_of!(Request, identities) == 16);
+    assert!(offset_of!(Request, held) == 12 && offset_of!(Request, identities) == 16);
     assert!(offset_of!(Request, identity_count) == 24 && offset_of!(Request, meta) == 32);
     assert!(offset_of!(Request, payload) == 48 && offset_of!(Request, payload_count) == 56);
 
@@ -27,10 +28,11 @@ const _: () = {
     assert!(offset_of!(Completion, reserved) == 12 && offset_of!(Completion, meta_bytes) == 16);
     assert!(offset_of!(Completion, payload_bytes) == 24);
 
-    assert!(size_of::<Statistics>() == 112 && align_of::<Statistics>() == 8);
+    assert!(size_of::<Statistics>() == 144 && align_of::<Statistics>() == 8);
     assert!(offset_of!(Statistics, blocks) == 0 && offset_of!(Statistics, hits) == 24);
     assert!(offset_of!(Statistics, evicted) == 56 && offset_of!(Statistics, disk_blocks) == 64);
-    assert!(offset_of!(Statistics, damaged) == 104);
+    assert!(size_of::<Event>() == 24 && offset_of!(Event, kind) == 16 && offset_of!(Event, tier) == 20);
+    assert!(offset_of!(Statistics, damaged) == 104 && offset_of!(Statistics, far_written) == 120);
 
     assert!(size_of::<Plane>() == 24 && align_of::<Plane>() == 8);
     assert!(offset_of!(Plane, start) == 0 && offset_of!(Plane, block_stride) == 8);

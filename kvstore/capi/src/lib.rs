@@ -6,7 +6,7 @@
 //! because an engine's loop must not block; `handles` finds the store of a handle; `config` reads a configuration,
 //! `memory` tells what there is for it, and `compose` makes a store; `store` is the product's store as a
 //! [`Backend`], with `held` for blocks that are read, `format` for a block in its slot and `turns` for changes of
-//! one block; `device` is the way to tensors in CUDA memory; `handoff` sends blocks of tensors to another process and
+//! one block; `fetch` brings blocks from other nodes; `events` tells what the tiers gain and lose; `device` is the way to tensors in CUDA memory; `handoff` sends blocks of tensors to another process and
 //! receives them; `interface` has the functions that C calls, and
 //! `layout` asserts how what they share with C lies in memory. [`testing`] opens a store over a double of the
 //! driver.
@@ -30,6 +30,8 @@ pub mod testing;
 mod compose;
 mod config;
 mod device;
+mod events;
+mod fetch;
 mod format;
 mod handles;
 mod handoff;
@@ -53,6 +55,7 @@ mod header;
 mod tests;
 
 pub use backend::{Backend, BackendError, GetOutcome, Identity, PutOutcome, Statistics};
+pub use events::Event;
 pub use format::META_BYTES_MAX;
 pub use handoff::{
     Ending, HandOffStatistics, RAIL_NAME_BYTES, RailStatistics, STAGE_NAME_BYTES, StageStatistics,

@@ -3,7 +3,7 @@
 //! One lock guards both lists. A request counts against the depth from its submission until its completion was polled,
 //! so neither list can outgrow it, and neither grows after the start. What a request has beside its place in a list is
 //! allocated when it is submitted: arrays of buffers, identities, a transfer, later the text of a failure. The
-//! identities of all matches and transfers under way together are at most [`IDENTITIES_MAX`]: 16 MiB, and 8 MiB more
+//! identities of all matches, fetches and transfers under way together are at most [`IDENTITIES_MAX`]: 16 MiB, and 8 MiB more
 //! where each has the number of a transfer's block. A transfer is in the list once, and several threads may have pieces
 //! of it. An eventfd is readable exactly while completions wait or the queue is closed: it is written and read under
 //! the lock.
@@ -25,7 +25,7 @@ use crate::operation::{Operation, Outcome, by_store};
 use crate::status::{Failure, Status};
 use crate::transfer::{Claim, Transfer};
 
-/// Most identities of matches and transfers that are under way, so also of one.
+/// Most identities of matches, fetches and transfers that are under way, so also of one.
 pub(crate) const IDENTITIES_MAX: usize = 1 << 20;
 
 /// A finished request, `kvasir_kv_completion` in C.
@@ -428,7 +428,7 @@ mod tests {
 
     #[test]
     fn identities_of_matches_under_way_are_bounded() {
-        let settings = QueueSettings { threads: 1, depth: 100 };
+        let settings = QueueSettings { threads: 1, depth: 100, events: 0 };
         let queue = Queue::new(Arc::new(Broken), &settings).expect("starts");
         let matching = |count: usize| Operation::Match { identities: vec![[0; 16]; count] };
         // The thread takes nothing while the lock is held, so this is how it looks with one request waiting.
@@ -454,7 +454,7 @@ mod tests {
 
     #[test]
     fn a_panic_of_the_store_is_a_status_and_the_threads_go_on() {
-        let settings = QueueSettings { threads: 1, depth: 2 };
+        let settings = QueueSettings { threads: 1, depth: 2, events: 0 };
         let queue = Queue::new(Arc::new(Broken), &settings).expect("starts");
         let delete = |first: u8| Operation::Delete { identity: [first; 16] };
         for (user, first, status, text) in [
@@ -483,7 +483,8 @@ mod tests {
 
     #[test]
     fn closing_wakes_and_keeps_what_is_done() {
-        let queue = Queue::new(Arc::new(Broken), &QueueSettings { threads: 1, depth: 4 }).expect("starts");
+        let queue =
+            Queue::new(Arc::new(Broken), &QueueSettings { threads: 1, depth: 4, events: 0 }).expect("starts");
         let is_readable = || {
             let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
             let mut event = [rustix::event::PollFd::new(&queue.common.event, rustix::event::PollFlags::IN)];
@@ -503,7 +504,8 @@ mod tests {
         assert_eq!((user, queue.poll(4, None, |_, _, _| ())), (5, 0), "there is one, and no wait");
         assert!(is_readable(), "closed, whatever was polled");
 
-        let queue = Queue::new(Arc::new(Broken), &QueueSettings { threads: 1, depth: 4 }).expect("starts");
+        let queue =
+            Queue::new(Arc::new(Broken), &QueueSettings { threads: 1, depth: 4, events: 0 }).expect("starts");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| queue.poll(1, None, |_, _, _| panic!("nothing was submitted")));
             std::thread::sleep(Duration::from_millis(20));

@@ -310,6 +310,11 @@ impl Backend for StoreBackend {
             disk_written: of("disk_written_blocks"),
             disk_evicted: of("disk_evicted_blocks"),
             damaged: read(damaged) + of("checksum_failures") + damaged_on_disk,
+            far_read: of("far_read_blocks"),
+            far_written: of("far_written_blocks"),
+            far_too_large: of("far_too_large_blocks"),
+            // Filled in by `kvasir_kv_stats`: the queue of events is not part of the backend.
+            events_lost: 0,
         }
     }
 

@@ -24,7 +24,7 @@
 #if UINTPTR_MAX == UINT64_MAX
 ASSERT_LAYOUT(buffer, sizeof(kvasir_kv_buffer) == 16 && offsetof(kvasir_kv_buffer, bytes) == 8);
 ASSERT_LAYOUT(request, sizeof(kvasir_kv_request) == 64 && offsetof(kvasir_kv_request, operation) == 8);
-ASSERT_LAYOUT(request_reserved, offsetof(kvasir_kv_request, reserved) == 12);
+ASSERT_LAYOUT(request_held, offsetof(kvasir_kv_request, held) == 12);
 ASSERT_LAYOUT(request_identities, offsetof(kvasir_kv_request, identities) == 16);
 ASSERT_LAYOUT(request_identity_count, offsetof(kvasir_kv_request, identity_count) == 24);
 ASSERT_LAYOUT(request_meta, offsetof(kvasir_kv_request, meta) == 32);
@@ -52,10 +52,12 @@ ASSERT_LAYOUT(transfer_position, offsetof(kvasir_kv_transfer, position) == 64);
 ASSERT_LAYOUT(transfer_is_chain, offsetof(kvasir_kv_transfer, is_chain) == 68);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
-ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 112 && offsetof(kvasir_kv_statistics, hits) == 24);
+ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 144 && offsetof(kvasir_kv_statistics, hits) == 24);
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
 ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
 ASSERT_LAYOUT(statistics_damaged, offsetof(kvasir_kv_statistics, damaged) == 104);
+ASSERT_LAYOUT(event, sizeof(kvasir_kv_event) == 24 && offsetof(kvasir_kv_event, tier) == 20);
+ASSERT_LAYOUT(statistics_far_written, offsetof(kvasir_kv_statistics, far_written) == 120);
 ASSERT_LAYOUT(handoff, sizeof(kvasir_kv_handoff) == 104 && offsetof(kvasir_kv_handoff, operation) == 8);
 ASSERT_LAYOUT(handoff_first_block, offsetof(kvasir_kv_handoff, first_block) == 12);
 ASSERT_LAYOUT(handoff_content, offsetof(kvasir_kv_handoff, content) == 16);
@@ -268,8 +270,21 @@ static void submitted(kvasir_kv *kv) {
     CHECK(kvasir_kv_submit(kv, wrong, 2, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 1);
     CHECK(kvasir_kv_poll(kv, completions, 7, 20000, &count) == KVASIR_KV_OK && count == 1);
     wrong[1].operation = KVASIR_KV_GET;
-    wrong[1].reserved = 1;
+    wrong[1].held = 1;
     CHECK(kvasir_kv_submit(kv, wrong + 1, 1, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 0);
+    /* Without other nodes a fetch tells what is here; of the blocks that the caller has it does not ask. */
+    kvasir_kv_request fetch = match;
+    fetch.operation = KVASIR_KV_FETCH;
+    fetch.held = 2;
+    CHECK(kvasir_kv_submit(kv, &fetch, 1, &accepted) == KVASIR_KV_OK && accepted == 1);
+    CHECK(kvasir_kv_poll(kv, completions, 7, 20000, &count) == KVASIR_KV_OK && count == 1);
+    CHECK(completions[0].status == KVASIR_KV_OK && completions[0].payload_bytes == MANY);
+    fetch.held = MANY + 1;
+    CHECK(kvasir_kv_submit(kv, &fetch, 1, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 0);
+    kvasir_kv_event events[4];
+    CHECK(kvasir_kv_take_events(kv, events, 4, &count) == KVASIR_KV_OK && count == 0);
+    CHECK(kvasir_kv_take_events(kv, events, 0, &count) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_take_events(kv, NULL, 4, &count) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_submit(kv, NULL, 1, &accepted) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_submit(kv, wrong, 1, NULL) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_poll(kv, NULL, 7, 0, &count) == KVASIR_KV_INVALID_ARGUMENT);

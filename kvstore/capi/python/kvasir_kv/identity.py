@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from .library import IDENTITY_BYTES
 
@@ -20,6 +21,9 @@ _log = logging.getLogger("vllm.kvasir_kv")
 
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 """Of each file of weights, spread evenly: 256 KiB are read."""
+
+_TENSOR_SAMPLES, _WHOLE_BYTES = 8, 64 << 10
+"""Samples of each large tensor, and how long a tensor is that is read whole."""
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model")
 
@@ -31,9 +35,18 @@ def key(facts: Mapping[str, object]) -> bytes:
 
 
 def identities(of_key: bytes, hashes: Iterable[bytes]) -> bytes:
-    """The names of blocks, one after the other, from the engine's hashes."""
-    blake2b = hashlib.blake2b
-    return b"".join(blake2b(name, digest_size=IDENTITY_BYTES, key=of_key).digest() for name in hashes)
+    """The names of blocks, one after the other, from the engine's hashes.
+
+    Half of a name is the end of the hash, by which the engine's events call a block without a salt (`engine_hash`); the other half
+    tells it from blocks of the same tokens under other facts.
+    """
+    blake2b, half = hashlib.blake2b, IDENTITY_BYTES // 2
+    return b"".join(blake2b(name, digest_size=half, key=of_key).digest() + name[-half:] for name in hashes)
+
+
+def engine_hash(name: bytes) -> int:
+    """The number by which the engine's events call a block of this name, or of this hash."""
+    return int.from_bytes(name[-IDENTITY_BYTES // 2 :], "big")
 
 
 def salted(salt: bytes, hashes: list[bytes]) -> list[bytes]:
@@ -70,12 +83,37 @@ def portable(place: str, commit: str | None) -> object:
 
 
 def _sampled(file: Path) -> tuple[str, int, str]:
+    """Name, size, and a hash of samples. Of a safetensors file: its header, whole small tensors (scales, norms), and parts of each
+    large one, so that no tensor is left out.
+    """
     size, digest = file.stat().st_size, hashlib.blake2b(digest_size=16)
     with file.open("rb") as opened:
-        for at in range(_SAMPLES):
-            opened.seek(size * at // _SAMPLES)
-            digest.update(opened.read(_SAMPLE_BYTES))
+        ranges = _tensors(opened, size) if file.suffix == ".safetensors" else []
+        for start, stop in ranges or [(0, size)]:
+            if ranges and stop - start <= _WHOLE_BYTES:
+                opened.seek(start)
+                digest.update(opened.read(stop - start))
+                continue
+            samples = _TENSOR_SAMPLES if ranges else _SAMPLES
+            for at in range(samples):
+                opened.seek(start + (stop - start) * at // samples)
+                digest.update(opened.read(min(_SAMPLE_BYTES, stop - opened.tell())))
     return file.name, size, digest.hexdigest()
+
+
+def _tensors(opened: BinaryIO, size: int) -> list[tuple[int, int]]:
+    """The ranges of a safetensors file, its header among them (8 bytes of length, then JSON); none if it is no such file."""
+    length = int.from_bytes(opened.read(8), "little")
+    if not 0 < length <= size - 8:
+        return []
+    try:
+        header = json.loads(opened.read(length))
+        offsets = [tuple(fact["data_offsets"]) for name, fact in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+    first = 8 + length
+    ranges = sorted((first + start, first + stop) for start, stop in offsets)
+    return [(0, first), *(one for one in ranges if first <= one[0] <= one[1] <= size)]
 
 
 def source(place: str, commit: str | None) -> object:

@@ -32,12 +32,13 @@ class Status(IntEnum):
 
 
 class Operation(IntEnum):
-    """The transfers and hand-offs of `kvasir_kv_operation`."""
+    """The transfers, hand-offs and fetches of `kvasir_kv_operation`."""
 
     SAVE = 5
     LOAD = 6
     PUSH = 7
     EXPECT = 8
+    FETCH = 9
 
 
 class Ending(IntEnum):
@@ -50,6 +51,29 @@ class Ending(IntEnum):
     DEADLINE = 4
     REFUSED = 5
     CANCELLED = 6
+
+
+class EventKind(IntEnum):
+    """The kinds of `kvasir_kv_event_kind`."""
+
+    STORED = 1
+    REMOVED = 2
+
+
+class Tier(IntEnum):
+    """The tiers of `kvasir_kv_tier`."""
+
+    HOST = 1
+    DISK = 2
+
+
+@dataclass(frozen=True)
+class TierEvent:
+    """A tier has gained (`is_stored`) or lost a block."""
+
+    identity: bytes
+    is_stored: bool
+    tier: int
 
 
 class Memory(IntEnum):
@@ -78,10 +102,10 @@ class Plane:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished transfer or part of a hand-off.
+    """A finished transfer, fetch or part of a hand-off.
 
-    `blocks` is how many of a save's blocks are in the store, the length of a load's or an expectation's prefix that came,
-    or how many blocks of a push were copied. `failure` is the library's text when `status` is below 0, else empty. `ending`
+    `blocks` is how many of a save's blocks are in the store, the length of a load's or an expectation's prefix that came, how many
+    blocks of a fetch are here, or how many blocks of a push were copied. `failure` is the library's text when `status` is below 0, else empty. `ending`
     is an expectation's `Ending`.
     """
 
@@ -103,6 +127,23 @@ class _Tensors(ctypes.Structure):
         ("blocks", ctypes.c_uint64),
         ("planes", ctypes.POINTER(_Plane)),
         ("plane_count", ctypes.c_size_t),
+    ]
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+
+
+class _Request(ctypes.Structure):
+    _fields_ = [
+        ("user", ctypes.c_uint64),
+        ("operation", ctypes.c_uint32),
+        ("held", ctypes.c_uint32),
+        ("identities", ctypes.c_char_p),
+        ("identity_count", ctypes.c_size_t),
+        ("meta", _Buffer),
+        ("payload", ctypes.POINTER(_Buffer)),
+        ("payload_count", ctypes.c_size_t),
     ]
 
 
@@ -186,6 +227,14 @@ class _StageStatistics(ctypes.Structure):
     ]
 
 
+class _Event(ctypes.Structure):
+    _fields_ = [("identity", ctypes.c_uint8 * 16), ("kind", ctypes.c_uint32), ("tier", ctypes.c_uint32)]
+
+
+EVENTS_AT_ONCE = 1024
+"""Events that `Store.take_events` returns at most."""
+
+
 class _Completion(ctypes.Structure):
     _fields_ = [
         ("user", ctypes.c_uint64),
@@ -214,6 +263,10 @@ class _Statistics(ctypes.Structure):
             "disk_written",
             "disk_evicted",
             "damaged",
+            "far_read",
+            "far_written",
+            "far_too_large",
+            "events_lost",
         )
     ]
 
@@ -239,6 +292,8 @@ class Library:
             "stats": [handle, ctypes.POINTER(_Statistics), size],
             "register": [handle, ctypes.POINTER(_Tensors), ctypes.POINTER(ctypes.c_uint64)],
             "unregister": [handle, ctypes.c_uint64],
+            "submit": [handle, ctypes.POINTER(_Request), size, size_out],
+            "take_events": [handle, ctypes.POINTER(_Event), size, size_out],
             "submit_transfer": [handle, ctypes.POINTER(_Transfer)],
             "submit_handoff": [handle, ctypes.POINTER(_HandOff)],
             "end_handoff": [handle, ctypes.c_uint64],
@@ -282,6 +337,7 @@ class Store:
         self._library = library
         self._handle = handle
         self._completion = _Completion()
+        self._events = (_Event * EVENTS_AT_ONCE)()
 
     @classmethod
     def open(cls, library: Library, configuration: str) -> "Store":
@@ -307,6 +363,16 @@ class Store:
         matched = ctypes.c_size_t()
         self._library.call("match", self._handle, identities, _count(identities), ctypes.byref(matched))
         return matched.value
+
+    def fetch(self, user: int, identities: bytes, held: int) -> bool:
+        """Brings blocks of a chain, from its first one on, here from other nodes and object storage; false when the queue is full.
+
+        The caller has the first `held` of them. Its completion says how many are here then, those included.
+        """
+        request = _Request(user, Operation.FETCH, held, identities, _count(identities))
+        accepted = ctypes.c_size_t()
+        self._library.call("submit", self._handle, ctypes.byref(request), 1, ctypes.byref(accepted))
+        return accepted.value == 1
 
     def register(self, planes: Sequence[Plane], blocks: int, memory: Memory, device: int = 0) -> int:
         """Registers paged tensors, and returns their number. The memory must stay until `unregister` or `close`."""
@@ -366,6 +432,13 @@ class Store:
             failure = self._library.last_error() if taken.status < 0 else ""
             finished.append(Completion(taken.user, taken.status, taken.payload_bytes, failure, taken.meta_bytes))
         return finished
+
+    def take_events(self) -> list[TierEvent]:
+        """What the tiers have gained and lost since the last call, at most `EVENTS_AT_ONCE` events."""
+        count = ctypes.c_size_t()
+        self._library.call("take_events", self._handle, self._events, EVENTS_AT_ONCE, ctypes.byref(count))
+        taken = self._events[: count.value]
+        return [TierEvent(bytes(event.identity), event.kind == EventKind.STORED, event.tier) for event in taken]
 
     def push(
         self,

@@ -58,10 +58,15 @@ class Push:
 
 @dataclass
 class Question:
-    """How many of these blocks, from the first on, does the worker have? Each question has a number of its own."""
+    """How many of these blocks, from the first on, does the worker have? Each question has a number of its own.
+
+    With `held`, which may be 0, the blocks begin with the prompt's first one: the engine has so many, which do not count, and those behind
+    them are brought here from other nodes, if these have them.
+    """
 
     number: int
     hashes: list[bytes]
+    held: int | None = None
 
 
 @dataclass
@@ -93,21 +98,37 @@ class Tally:
 
 
 @dataclass
+class TierChange:
+    """A tier of a worker's store has gained (`is_stored`) or lost these blocks, which go by the engine's short hashes."""
+
+    tier: int
+    is_stored: bool
+    hashes: list[int]
+    tokens: list[int] = field(default_factory=list)
+    """Of one block that the engine's own cache may not have."""
+    parent: bytes | None = None
+    """The hash of the block before that one; none at the beginning of a prompt."""
+
+
+@dataclass
 class Report:
     """From the workers to the scheduler: jobs that are over, with the number of blocks, and answers to questions."""
 
     saved: dict[int, Tally] = field(default_factory=dict)
     loaded: dict[int, Tally] = field(default_factory=dict)
     answers: dict[int, Tally] = field(default_factory=dict)
+    tiers: list[TierChange] = field(default_factory=list)
+    """In their order."""
 
     def is_empty(self) -> bool:
-        return not (self.saved or self.loaded or self.answers)
+        return not (self.saved or self.loaded or self.answers or self.tiers)
 
     def add(self, other: "Report") -> None:
         """Takes in another worker's report, or a later one."""
         _add(self.saved, other.saved)
         _add(self.loaded, other.loaded)
         _add(self.answers, other.answers)
+        self.tiers += other.tiers
 
     def take_complete(self, workers: int) -> "Report":
         """Removes and returns what all workers have said."""

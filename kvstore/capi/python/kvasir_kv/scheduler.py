@@ -10,7 +10,8 @@ does not come is computed.
 
 Blocks are named by the engine's own hashes here. Where the worker lives in this process, it is asked at once how many
 blocks of a prompt it has. Where workers are processes of their own, the question goes with one step and the answer
-comes with its result, so that the request waits for one step.
+comes with its result, so that the request waits for one step. With stores that bring blocks from other nodes a request whose
+prompt is not all here waits, once, until these have been asked and what they have has come.
 
 A request may be one leg of a hand-off (see `handoff`). The engine that computes its prompt pushes each whole block in the
 step that completes it; such a block, too, is held until it was copied. The engine that generates from it loads, once,
@@ -23,13 +24,13 @@ may have been made with other weights: a request that begins with such blocks is
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from . import handoff, identity
 from .handoff import Leg
-from .messages import Load, Push, Question, Report, Save, Source, Step
+from .messages import Load, Push, Question, Report, Save, Source, Step, TierChange
 
 Match = Callable[[list[bytes]], int]
 
@@ -87,6 +88,8 @@ class _Tracked:
     pushed: int = 0
     receiving: Leg | None = None
     """The hand-off whose blocks it waits for."""
+    described: list[int] = field(default_factory=list)
+    """Short hashes of its blocks in `Scheduler._described_blocks`."""
 
 
 class Scheduler:
@@ -103,10 +106,12 @@ class Scheduler:
         adapter_salt: Callable[[Any], bytes] = lambda request: b"",
         is_offloading: bool = True,
         is_handing_over: bool = False,
+        is_fetching: bool = False,
     ) -> None:
         """`hash_tokens` lie between two of the engine's hashes; `nearby` gives a match of a worker in this process.
 
         `is_offloading`: blocks are kept in the store. `is_handing_over`: the workers can hand blocks to other engines.
+        `is_fetching`: the stores bring blocks from other nodes or object storage.
         """
         self._block_tokens = block_tokens
         self._hashes_per_block = block_tokens // hash_tokens
@@ -117,6 +122,7 @@ class Scheduler:
         self._adapter_salt = adapter_salt
         self._is_offloading = is_offloading
         self._is_handing_over = is_handing_over
+        self._is_fetching = is_fetching
         self._pool: Pool | None = None
         self._requests: dict[str, _Tracked] = {}
         self._step = Step()
@@ -127,11 +133,19 @@ class Scheduler:
         self._loading: dict[int, str] = {}
         self._asking: dict[int, str] = {}
         self._reports = Report()
+        self._tiers: list[TierChange] = []
+        self._described_blocks: dict[int, list[tuple[_Tracked, int]]] = {}
+        """Requests that load a block or fetch it from other nodes, with its number in each, by the engine's short hash."""
         self._numbers = 0
         self._steps = 0
         self._epoch = b""
         self._is_cache_stale = False
         self._counters: Counter[str] = Counter()
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self._block_tokens
 
     def bind(self, pool: Pool) -> None:
         """Takes the engine's pool, whose blocks are held while they are saved."""
@@ -160,6 +174,8 @@ class Scheduler:
         if not (is_wanted and may_load):
             return 0, False
         stored = self._stored(tracked, first, stop)
+        if stored is None or stored > 0:
+            self._describe(tracked, first, self._hashed(request))
         if stored is None:
             return None, False
         if stored < self._load_blocks_min:
@@ -210,6 +226,8 @@ class Scheduler:
     def take_report(self, report: Report) -> None:
         """What workers have done; counts when all of them have."""
         self._reports.add(report)
+        self._tiers += self._with_tokens(self._reports.tiers)
+        self._reports.tiers = []
         complete = self._reports.take_complete(self._workers)
         for job in complete.saved:
             self._saving.difference_update(self._saves.pop(job, ()))
@@ -230,6 +248,8 @@ class Scheduler:
     def finished(self, request: Any) -> None:
         """Forgets a request. Its blocks that are being saved or loaded are still held."""
         tracked = self._requests.pop(request.request_id, None)
+        if tracked is not None:
+            self._forget_description(tracked)
         if tracked is None:
             # It was given up before anybody looked at it: the other side waits.
             if self._is_handing_over and (leg := Leg.of(request)) is not None:
@@ -263,12 +283,52 @@ class Scheduler:
         self._epoch = os.urandom(16)
         self._is_cache_stale = not self._is_cache_empty()
         for name, tracked in list(self._requests.items()):
+            self._forget_description(tracked)
             if tracked.request.num_computed_tokens == 0:
                 # It has not begun: the next look at it names its blocks anew.
                 del self._requests[name]
             else:
                 tracked.is_stale = True
         return True
+
+    def take_tiers(self) -> list[TierChange]:
+        """What the tiers of the workers' stores have gained and lost since the last call, in its order."""
+        tiers, self._tiers = self._tiers, []
+        return tiers
+
+    def _with_tokens(self, changes: list[TierChange]) -> Iterator[TierChange]:
+        """Adds the tokens of blocks that requests load or fetch: a listener may not know them."""
+        for change in changes:
+            if change.is_stored and self._epoch:
+                # Blocks from before a reset would be taken for those of the new weights; blocks since then have other hashes.
+                continue
+            known = self._described_blocks.keys() & change.hashes if change.is_stored else set()
+            for name in filter(known.__contains__, change.hashes):
+                tracked, at = self._described_blocks[name][0]
+                request, first = tracked.request, at * self._block_tokens
+                parent = bytes(request.block_hashes[at * self._hashes_per_block - 1]) if at > 0 else None
+                tokens = list(request.all_token_ids[first : first + self._block_tokens])
+                yield TierChange(change.tier, True, [name], tokens, parent)
+            rest = [name for name in change.hashes if name not in known] if known else change.hashes
+            if rest:
+                yield TierChange(change.tier, change.is_stored, rest)
+
+    def _describe(self, tracked: _Tracked, first: int, stop: int) -> None:
+        """Keeps the tokens of these blocks at hand until the request ends."""
+        request = tracked.request
+        has_extra_keys = any(getattr(request, what, None) for what in ("lora_request", "mm_features", "cache_salt"))
+        if tracked.described or tracked.salt or has_extra_keys:
+            return
+        tracked.described = [identity.engine_hash(name) for name in self._names(tracked, first, stop)]
+        for at, name in enumerate(tracked.described):
+            self._described_blocks.setdefault(name, []).append((tracked, first + at))
+
+    def _forget_description(self, tracked: _Tracked) -> None:
+        for name in tracked.described:
+            owners = [owner for owner in self._described_blocks.pop(name, []) if owner[0] is not tracked]
+            if owners:
+                self._described_blocks[name] = owners
+        tracked.described = []
 
     def take_counters(self) -> dict[str, int]:
         """What happened since the last call."""
@@ -343,20 +403,26 @@ class Scheduler:
 
     def _stored(self, tracked: _Tracked, first: int, stop: int) -> int | None:
         tracked.first = first
-        nearby = self._nearby()
+        nearby, here = self._nearby(), 0
         if nearby is not None:
             if tracked.look is None or tracked.look[:2] != (first, stop) or self._steps >= tracked.look_until:
                 tracked.look = (first, stop, nearby(self._names(tracked, first, stop)))
                 tracked.look_until = self._steps + _LOOK_STEPS
-            return tracked.look[2]
+            here = tracked.look[2]
+            if here == stop - first or not self._is_fetching:
+                return here
         if tracked.asked is not None and tracked.answer is None:
             return None
         if tracked.asked is None or tracked.answer is None or first < tracked.asked:
             tracked.asked, tracked.answer, tracked.question = first, None, self._next_number()
             self._asking[tracked.question] = tracked.request.request_id
-            self._step.questions.append(Question(tracked.question, self._names(tracked, first, stop)))
+            # Object storage has whole runs: the block that is computed again may be the last of one.
+            wanted = range(0, self._hashed(tracked.request)) if self._is_fetching else range(first, stop)
+            held = first if self._is_fetching else None
+            names = self._names(tracked, wanted.start, wanted.stop)
+            self._step.questions.append(Question(tracked.question, names, held))
             return None
-        return max(min(tracked.asked + tracked.answer, stop) - first, 0)
+        return max(min(tracked.asked + tracked.answer, stop) - first, here)
 
     def _offer(self, tracked: _Tracked, computed: int, blocks_of: Callable[[str], Sequence[int]]) -> None:
         """Saves the blocks that a request completes in this step, and those that had to wait.

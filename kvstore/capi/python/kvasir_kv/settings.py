@@ -27,6 +27,8 @@ from typing import Any
 from . import handoff
 
 _PAGE_BYTES = 4096
+_EVENTS = 1 << 18
+"""`queue.events` of a worker's store: tier events that may wait for the next steps of the engine, 24 bytes each."""
 _KEYS = (
     "library",
     "store",
@@ -84,6 +86,12 @@ class Settings:
         return self.store.get("rdma", {})
 
     @property
+    def is_fetching(self) -> bool:
+        """Whether the store brings blocks from other nodes or object storage."""
+        others = self.store.get("remote_tier", {}).get("nodes"), self.store.get("object_tier", {}).get("url")
+        return any(others)
+
+    @property
     def direct(self) -> bool:
         """Whether blocks go between devices' memory, past the host's."""
         return self.store.get("device", {}).get("direct") is True
@@ -95,10 +103,12 @@ class Settings:
         device: int | None = None,
         process: int = 0,
         pieces: Mapping[str, Any] | None = None,
+        tells_tiers: bool = False,
     ) -> str:
         """The store's configuration for one worker, whose blocks have so many bytes and lie on that device, if on any.
 
-        `pieces` are the keys of `transfer` that say how a block of it is cut.
+        `pieces` are the keys of `transfer` that say how a block of it is cut. `tells_tiers`: the store notes what its tiers gain and
+        lose.
         """
         sections = {name: dict(values) for name, values in self.store.items()}
         if self.transfer is not None:
@@ -108,6 +118,8 @@ class Settings:
             sections.setdefault("queue", {}).setdefault("depth", 4096)
             if rails:
                 sections["rdma"] = rails
+        if tells_tiers:
+            sections.setdefault("queue", {}).setdefault("events", _EVENTS)
         slot = -(-block_bytes // _PAGE_BYTES) * _PAGE_BYTES
         sections.setdefault("store", {}).setdefault("slot", f"{slot} B")
         if device is not None:

@@ -22,10 +22,13 @@ layer that is handed over among it, and in the library's copies; it has not been
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm import envs
+from vllm.distributed.kv_events import MEDIUM_CPU, MEDIUM_STORAGE, BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -38,8 +41,8 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from . import handoff, identity
-from .library import Library, Memory, Store
-from .messages import Report, Step
+from .library import Library, Memory, Store, Tier
+from .messages import Report, Step, TierChange
 from .planes import Layout, layout
 from .scheduler import Match, Scheduler
 from .settings import Settings
@@ -49,6 +52,7 @@ from .worker import HandOff, Worker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
@@ -59,6 +63,23 @@ logger = init_logger("vllm.kvasir_kv")
 _STATISTICS_SECONDS = 1.0
 _WORKERS: dict[str, Worker] = {}
 """The workers of this process, by their engine."""
+
+
+def _event(change: TierChange, block_tokens: int) -> "KVCacheEvent":
+    """Blocks without tokens carry only their hashes; a listener that does not know a hash ignores it."""
+    medium = MEDIUM_CPU if change.tier == Tier.HOST else MEDIUM_STORAGE
+    hashes: list[Any] = list(change.hashes)
+    if not change.is_stored:
+        return BlockRemoved(block_hashes=hashes, medium=medium)
+    return BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=None if change.parent is None else identity.engine_hash(change.parent),
+        token_ids=change.tokens,
+        block_size=block_tokens if change.tokens else 0,
+        lora_id=None,
+        medium=medium,
+        lora_name=None,
+    )
 
 
 @dataclass
@@ -126,6 +147,10 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         if isinstance(told, KvasirWorkerMetadata):
             self._scheduling.take_report(told.report)
 
+    def take_events(self) -> Iterable["KVCacheEvent"]:
+        scheduling = self._scheduling
+        return [_event(change, scheduling.block_tokens) for change in scheduling.take_tiers()]
+
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._scheduling.finished(request)
         return False, None
@@ -153,7 +178,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         memory, device, record = memory_of(kv_caches)
         name = worker_name(self._vllm_config)
         number, pieces = self._process_number, self._pieces(found)
-        text = self._settings.toml(found.block_bytes, name, device if memory is Memory.CUDA else None, number, pieces)
+        ordinal, tells_tiers = device if memory is Memory.CUDA else None, self._tells_tiers
+        text = self._settings.toml(found.block_bytes, name, ordinal, number, pieces, tells_tiers)
         store = Store.open(Library(self._settings.library), text)
         handing_over = None
         try:
@@ -170,9 +196,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         except BaseException:
             store.close()
             raise
-        facts = worker_facts(self._vllm_config, found.facts, kv_caches, self._settings.namespace)
+        settings, replicas = self._settings, int(self._kv_cache_config.kv_tp_replicas)
+        facts = worker_facts(
+            self._vllm_config, found.facts, kv_caches, settings.namespace, settings.is_fetching, replicas
+        )
         key = identity.key(facts)
-        self._worker = Worker(store, tensors, key, found.block_bytes, record, handing_over)
+        self._worker = Worker(store, tensors, key, found.block_bytes, record, handing_over, tells_tiers)
         _WORKERS[self._engine] = self._worker
         logger.info(
             "Kvasir keeps blocks of %d bytes in %d pieces (worker %s); the store has %s",
@@ -256,6 +285,17 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         return told.step
 
     @property
+    def _tells_tiers(self) -> bool:
+        """Whether this worker tells what its store's tiers gain and lose: the first, when anybody listens to the engine's events."""
+        events, is_first = self._vllm_config.kv_events_config, int(self._vllm_config.parallel_config.rank) == 0
+        is_heard = events is not None and bool(events.enable_kv_cache_events)
+        is_wanted = self._settings.offload and is_first and is_heard
+        if is_wanted and not envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES:
+            logger.warning("KvasirConnector: KV events of the store's tiers need VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=1")
+            return False
+        return is_wanted
+
+    @property
     def _process_number(self) -> int:
         """This worker's number among all of the engine's, over all data-parallel ranks."""
         parallel = self._vllm_config.parallel_config
@@ -318,4 +358,5 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             adapter_salt=adapter_salt(os.urandom(32)),
             is_offloading=self._settings.offload,
             is_handing_over=self._settings.transfer is not None,
+            is_fetching=self._settings.is_fetching,
         )

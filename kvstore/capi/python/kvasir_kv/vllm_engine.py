@@ -113,15 +113,12 @@ def handoff_facts(
     Not vLLM's version, so that a fleet can be renewed; and the machine for a CPU alone, whose instruction set decides how a
     cache lies in memory.
     """
-    model, cache, draft = config.model_config, config.cache_config, config.speculative_config
+    model, cache = config.model_config, config.cache_config
     layers = config.compilation_config.static_forward_context
     return {
         "namespace": namespace,
-        "model": [model.quantization, str(model.dtype), str(config.load_config.load_format), model.seed],
-        "weights": _portable_weights(config, model, namespace),
-        "model_config": _config_facts(model.hf_config),
+        **_shared_model(config, namespace),
         "multimodal": dataclasses.asdict(model.multimodal_config) if model.multimodal_config else None,
-        "draft": [draft.method, _portable_weights(config, draft.draft_model_config or model, namespace)] if draft else None,
         "cache": [cache.cache_dtype, cache.block_size, cache.prefix_caching_hash_algo],
         "layout": layout_facts,
         "attention": [[name, _backend(layers.get(name)), str(getattr(layers.get(name), "isa", ""))] for name in tensors],
@@ -130,15 +127,20 @@ def handoff_facts(
 
 
 def _portable_weights(config: "VllmConfig", model: Any, namespace: str) -> object:
-    """What tells a model's weights from others on every machine."""
-    place = str(getattr(model, "model_weights", "") or model.model)
+    """What tells a model's weights from others on every machine.
+
+    Weights that cannot be looked at go by their place, which is only told apart from other places: a namespace vouches for them.
+    """
+    place = _weights_place(config, model)
     is_named = place == model.model and not os.path.exists(place)
     commit = _commit(place, model.revision, config.load_config.download_dir) if is_named else None
     found = identity.portable(place, commit)
-    if found is None and not namespace:
+    if found is None and namespace:
+        return ["unverified", place, model.revision]
+    if found is None:
         raise ValueError(
             f"KvasirConnector: nobody can tell whether another engine has the same weights as {place}: give all engines that "
-            'have them one "namespace"'
+            'have them one "namespace" (wanted for hand-offs, remote_tier and object_tier)'
         )
     return found
 
@@ -157,22 +159,28 @@ def _is_full_attention(spec: Any) -> bool:
 
 
 def worker_facts(
-    config: "VllmConfig", layout_facts: tuple[object, ...], tensors: Iterable[str], namespace: str
+    config: "VllmConfig",
+    layout_facts: tuple[object, ...],
+    tensors: Iterable[str],
+    namespace: str,
+    is_shared: bool = False,
+    replicas: int = 1,
 ) -> dict[str, object]:
-    """All that decides the bytes of a worker's blocks, beside tokens and what a request brings."""
+    """All that decides the bytes of a worker's blocks, beside tokens and what a request brings.
+
+    `is_shared`: engines on other machines have the same facts where they have the same weights, wherever their files are.
+    `replicas`: ranks in a row that hold the same bytes, as MLA's latents and heads that are fewer than the ranks: other nodes keep
+    these once.
+    """
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     layers, draft = config.compilation_config.static_forward_context, config.speculative_config
-    load, weights = config.load_config, _weights(config, model)
     return {
         "namespace": namespace,
-        "model": [model.model, model.revision, model.quantization, str(model.dtype)],
-        "weights": [str(load.load_format), model.seed, dict(load.model_loader_extra_config or {}), weights],
-        "model_config": [model.compute_hash(), model.hf_config.to_dict()],
+        **(_shared_model(config, namespace) if is_shared else _own_model(config)),
         # vLLM's hash of an image has what a request says about its processing, and not what the engine was told.
         "multimodal": dataclasses.asdict(model.multimodal_config) if model.multimodal_config else None,
-        "draft": [draft.method, draft.model, _draft_weights(config, weights)] if draft else None,
         "cache": [cache.cache_dtype, cache.block_size, cache.prefix_caching_hash_algo],
-        "shard": [parallel.rank, parallel.world_size, parallel.tensor_parallel_size],
+        "shard": [parallel.rank // replicas, parallel.world_size, parallel.tensor_parallel_size],
         "layout": layout_facts,
         "attention": [[name, _backend(layers.get(name))] for name in tensors],
         "vllm": vllm_version,
@@ -180,14 +188,43 @@ def worker_facts(
     }
 
 
+def _own_model(config: "VllmConfig") -> dict[str, object]:
+    """The model by its name, and its weights by their files."""
+    model, draft, load = config.model_config, config.speculative_config, config.load_config
+    weights = _weights(config, model)
+    return {
+        "model": [model.model, model.revision, model.quantization, str(model.dtype)],
+        "weights": [str(load.load_format), model.seed, dict(load.model_loader_extra_config or {}), weights],
+        "model_config": [model.compute_hash(), model.hf_config.to_dict()],
+        "draft": [draft.method, draft.model, _draft_weights(config, weights)] if draft else None,
+    }
+
+
+def _shared_model(config: "VllmConfig", namespace: str) -> dict[str, object]:
+    """The model by what it is, on whichever machine."""
+    model, draft = config.model_config, config.speculative_config
+    return {
+        "model": [model.quantization, str(model.dtype), str(config.load_config.load_format), model.seed],
+        "code": [getattr(model, "code_revision", None), str(getattr(model, "model_impl", ""))],
+        "weights": _portable_weights(config, model, namespace),
+        "model_config": _config_facts(model.hf_config),
+        "draft": [draft.method, _portable_weights(config, draft.draft_model_config or model, namespace)] if draft else None,
+    }
+
+
 def _weights(config: "VllmConfig", model: Any) -> object:
     """What tells a model's weights from others, wherever its loader has them from."""
+    place = _weights_place(config, model)
+    is_named = place == model.model and not os.path.exists(place)
+    return identity.source(place, _commit(place, model.revision, config.load_config.download_dir) if is_named else None)
+
+
+def _weights_place(config: "VllmConfig", model: Any) -> str:
+    """Where a loader reads the weights."""
     extra = config.load_config.model_loader_extra_config or {}
     tensors = extra.get("tensorizer_uri") or extra.get("tensorizer_dir")
     # A model in an object store leaves only its small files in the folder that it is named by.
-    place = str(tensors or getattr(model, "model_weights", "") or model.model)
-    is_named = place == model.model and not os.path.exists(place)
-    return identity.source(place, _commit(place, model.revision, config.load_config.download_dir) if is_named else None)
+    return str(tensors or getattr(model, "model_weights", "") or model.model)
 
 
 def _commit(name: str, revision: str | None, folder: str | None) -> str | None:

@@ -37,6 +37,10 @@ STORE = {
     "disk_written": "Blocks written to the disk, since the start.",
     "disk_evicted": "Blocks that left the disk to make room, since the start.",
     "damaged": "Blocks found damaged, since the start.",
+    "far_read": "Blocks that came from other nodes or object storage, since the start.",
+    "far_written": "Blocks sent to other nodes or object storage, since the start.",
+    "events_lost": "News of tiers that the engine was too slow to take, since the start.",
+    "far_too_large": "Blocks that do not fit the slots of other nodes (store.slot there), since the start.",
 }
 
 

@@ -13,13 +13,19 @@ from typing import Any
 
 from . import identity
 from .handoff import HeadPartition, Leg
-from .library import Completion, Ending, Operation, Status, Store, StoreError
-from .messages import Load, Push, Report, Save, Step, Tally
+from .library import EVENTS_AT_ONCE, Completion, Ending, Operation, Status, Store, StoreError, TierEvent
+from .messages import Load, Push, Question, Report, Save, Step, Tally, TierChange
 
 _log = logging.getLogger("vllm.kvasir_kv.worker")
 
 _PUSHES = 1 << 62
 """Numbers of pushes begin here; those of the scheduler's jobs are smaller."""
+
+_FETCHING_SHARE = 4
+"""Blocks asked of other nodes at a time may have this part of host memory, as a divisor."""
+
+_EVENT_BATCHES_PER_STEP = 4
+"""Of `EVENTS_AT_ONCE` events; the rest waits for the next step."""
 
 _QUIET_SECONDS = 10.0
 """Between two lines of the log about failures: a store that is broken fails each transfer of each step."""
@@ -82,7 +88,10 @@ class Worker:
         block_bytes: int,
         record: Callable[[], Event] = Event,
         handoff: HandOff | None = None,
+        tells_tiers: bool = False,
     ) -> None:
+        """`tells_tiers`: what the store's tiers gain and lose is reported. The first of an engine's workers does that for all, which
+        store and lose the same blocks, or nearly so."""
         self._store = store
         self._tensors = tensors
         self._key = key
@@ -91,7 +100,15 @@ class Worker:
         self._loads: deque[_Transfer] = deque()
         self._saves: deque[_Transfer] = deque()
         self._under_way: dict[int, _Transfer] = {}
+        self._fetches: dict[int, Question] = {}
+        """Questions that other nodes were asked, by their numbers, which no job has."""
+        self._questions: deque[Question] = deque()
+        """Questions that wait: what all of them bring together would not fit into host memory."""
+        self._fetching = 0
+        """Blocks that are asked for."""
+        self._fetching_max = 0
         self._handoff = handoff
+        self._tells_tiers = tells_tiers
         self._layer_of = {name: at for at, name in enumerate(handoff.layers)} if handoff is not None else {}
         self._pushing: list[_Pushing] = []
         """Those of this step, and those that the queue had no room for."""
@@ -134,9 +151,48 @@ class Worker:
 
     def load(self, step: Step) -> None:
         """Begins the loads of a step, and answers its questions; before or after the engine computes it."""
-        for question in step.questions:
-            self._report.answers[question.number] = Tally(1, self.match(question.hashes))
+        self._questions.extend(step.questions)
+        self._ask()
         self._begin(self._loads, step.loads)
+
+    def _ask(self) -> None:
+        """Answers questions, or asks other nodes first, as far as there is room for their blocks."""
+        while self._questions:
+            question = self._questions[0]
+            held, wanted = question.held or 0, len(question.hashes) - (question.held or 0)
+            if question.held is not None and self._fetches and self._fetching + wanted > self._fetching_limit():
+                return
+            self._questions.popleft()
+            if question.held is not None and self._fetch(question):
+                self._fetching += wanted
+                continue
+            self._report.answers[question.number] = Tally(1, self.match(question.hashes[held:]))
+
+    def _fetch(self, question: Question) -> bool:
+        """Asks for blocks that are not here; when all of them are it completes at once. False when it cannot."""
+        try:
+            names = identity.identities(self._key, question.hashes)
+            taken = self._store.fetch(question.number, names, question.held or 0)
+        except StoreError as problem:
+            self._failed("fetch", str(problem))
+            return False
+        if taken:
+            self._fetches[question.number] = question
+        return taken
+
+    def _fetching_limit(self) -> int:
+        """A part of host memory, so that blocks stay there until they are loaded."""
+        if self._fetching_max == 0:
+            self._fetching_max = max(self.statistics().get("bytes_max", 0) // self._block_bytes // _FETCHING_SHARE, 1)
+        return self._fetching_max
+
+    def _fetched(self, completion: Completion) -> None:
+        question = self._fetches.pop(completion.user)
+        held = question.held or 0
+        self._fetching -= len(question.hashes) - held
+        if completion.failure:
+            self._failed("fetch", completion.failure)
+        self._report.answers[question.number] = Tally(1, max(completion.blocks - held, 0))
 
     def save(self, step: Step) -> None:
         """Begins the saves of a step; to be called when the engine's work on their blocks has been submitted."""
@@ -163,15 +219,40 @@ class Worker:
             for completion in finished:
                 if completion.user >= _PUSHES:
                     self._layers_copied(completion)
+                elif completion.user in self._fetches:
+                    self._fetched(completion)
                 else:
                     self._finish(completion)
         self._submit()
+        self._ask()
         self._push(0)
 
     def take_report(self) -> Report:
         """What is to be told to the scheduler's side."""
+        if self._tells_tiers:
+            self._note_tiers()
         report, self._report = self._report, Report()
         return report
+
+    def _note_tiers(self) -> None:
+        """Moves tier events of the store into the report; consecutive events of one tier and kind form one `TierChange`.
+
+        Blocks with a salt (an adapter, or saved since a reset) go by hashes that no listener knows.
+        """
+        events: list[TierEvent] = []
+        try:
+            for _ in range(_EVENT_BATCHES_PER_STEP):
+                taken = self._store.take_events()
+                events += taken
+                if len(taken) < EVENTS_AT_ONCE:
+                    break
+        except StoreError as problem:
+            self._failed("take_events", str(problem))
+        tiers = self._report.tiers
+        for event in events:
+            if not tiers or (tiers[-1].tier, tiers[-1].is_stored) != (event.tier, event.is_stored):
+                tiers.append(TierChange(event.tier, event.is_stored, []))
+            tiers[-1].hashes.append(identity.engine_hash(event.identity))
 
     def take_arrived(self) -> set[str]:
         """Requests whose loads are over, also if they failed."""
@@ -217,6 +298,7 @@ class Worker:
         """Waits until nobody touches the engine's memory any more, and ends the store."""
         self._loads.clear()
         self._saves.clear()
+        self._questions.clear()
         self._pushing.clear()
         try:
             if self._handoff is not None:

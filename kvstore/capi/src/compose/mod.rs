@@ -1,9 +1,12 @@
 //! A store from a configuration. The one place that knows what a store is made of.
 
+mod far;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dataplane_memory::PageSize;
+use dataplane_verbs::Library;
 use kvstore_catalog::PolicyKind;
 use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment, Recovered};
 use kvstore_io::files::{Files, FolderConfig, open_folder};
@@ -11,12 +14,14 @@ use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
 use kvstore_io::{IoEngine, IoError, IoErrorKind};
-use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, StoreBuilder, StoreConfig, WriteMode};
+use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, StoreBuilder, StoreConfig, WriteMode};
 
 use crate::config::{
     DiskTierSettings, Engine, Eviction, QueueSettings, RdmaSettings, Settings, Size, TransferSettings, Write,
 };
 use crate::device::{MakeKernels, Prepared, Reports};
+use crate::events::Events;
+use crate::fetch::Fetches;
 use crate::format::HEAD_BYTES_MAX;
 use crate::memory;
 use crate::status::{Failure, Status};
@@ -34,6 +39,9 @@ type Broken = Box<dyn std::error::Error + Send + Sync>;
 /// A store, and what else belongs to it.
 pub(crate) struct Composed {
     pub(crate) backend: Arc<StoreBackend>,
+    /// Searches in the tiers that are not on this node.
+    pub(crate) fetches: Arc<Fetches>,
+    pub(crate) events: Arc<Events>,
     pub(crate) queue: QueueSettings,
     /// Where the configuration has a device.
     pub(crate) device: Option<Prepared>,
@@ -42,8 +50,13 @@ pub(crate) struct Composed {
     pub(crate) rdma: RdmaSettings,
 }
 
-/// Reads a configuration and opens what it says. Where it has a device, `kernels` makes its kernels ready.
-pub(crate) fn open(text: &str, kernels: MakeKernels<'_>) -> Result<Composed, Failure> {
+/// Reads a configuration and opens what it says. Where it has a device, `kernels` makes its kernels ready; cards are opened
+/// through `verbs_library`, or this machine's.
+pub(crate) fn open(
+    text: &str,
+    kernels: MakeKernels<'_>,
+    verbs_library: Option<&Arc<Library>>,
+) -> Result<Composed, Failure> {
     let settings = Settings::parse(text)?;
     let payload_bytes_max = settings.store.slot.0 as usize;
     let slot_bytes = settings.slot_bytes();
@@ -55,12 +68,16 @@ pub(crate) fn open(text: &str, kernels: MakeKernels<'_>) -> Result<Composed, Fai
         pages: PageSize::Standard,
         eviction: policy(settings.host_tier.eviction),
     };
+    let block_bytes = payload_bytes_max + HEAD_BYTES_MAX;
     let config = StoreConfig {
+        bandwidth: far::bandwidth(&settings, block_bytes),
         disk_write: match settings.disk_tier.write {
             Write::Through => WriteMode::Through,
             Write::Back => WriteMode::Back,
         },
-        ..StoreConfig::new(payload_bytes_max + HEAD_BYTES_MAX, TOKENS)
+        // Conversations are not told apart here.
+        prefetch: None,
+        ..StoreConfig::new(block_bytes, TOKENS)
     };
     let mut builder = StoreBuilder::new(config, host).map_err(|error| failed(&error))?;
     if settings.disk_tier.capacity.0 > 0 {
@@ -71,16 +88,27 @@ pub(crate) fn open(text: &str, kernels: MakeKernels<'_>) -> Result<Composed, Fai
         let (prepared, to, with_copier) = Prepared::new(section, kernels, builder)?;
         (device, reports, builder) = (Some(prepared), Some(to), with_copier);
     }
+    let (builder, patience) = far::add_tiers(&settings, device.as_ref(), verbs_library, builder)?;
+    let fetches = Arc::new(Fetches::new(patience));
+    let fetch_reports = fetches.reports();
+    let events = Arc::new(Events::new(settings.queue.events));
+    let event_queue = Arc::clone(&events);
     let notify = move |moved| {
-        if let Some(reports) = &reports {
-            Reports::send(reports, moved);
+        event_queue.note(&moved);
+        match moved {
+            Moved::Prepared { request, blocks } => fetch_reports.ended(request, blocks),
+            moved => {
+                if let Some(reports) = &reports {
+                    Reports::send(reports, moved);
+                }
+            }
         }
     };
-    // Those that the disk has kept need nothing from here.
+    // Blocks from before are not told as events: some may have been written by an engine with other weights.
     let (store, _survivors) = builder.start(notify).map_err(|error| failed(&error))?;
     let backend = Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes));
     let Settings { queue, transfer, rdma, .. } = settings;
-    Ok(Composed { backend, queue, device, transfer, rdma })
+    Ok(Composed { backend, fetches, events, queue, device, transfer, rdma })
 }
 
 /// The pages are taken as they are used: a capacity that can never be had would only show when the process is killed.

@@ -2,102 +2,27 @@
 //!
 //! Sections, keys, units and meanings are those of the product's configuration (`control/config/REFERENCE.md`), as far as
 //! this interface has them; `[queue]` is its own. What it has not is refused and not passed over: `eviction = "cost"`,
-//! because nobody tells a block's place in its chain here, `host_tier.format` and the tiers of other nodes.
+//! because nobody tells here what computing a block again takes, and `host_tier.format`.
 
-use std::fmt;
+mod far;
+mod value;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use dataplane_transfer::Cores;
-use serde::de::{Error, IgnoredAny, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::format::HEAD_BYTES_MAX;
 use crate::status::{Failure, Status};
+pub(crate) use far::{ObjectTierSettings, RemoteTierSettings};
+pub(crate) use value::{Size, Time};
 
 /// Slots of hand-offs begin at multiples of this.
 pub(crate) const SLOT_GRAIN: u64 = 64;
 /// Slots are whole pages.
 pub(crate) const PAGE_BYTES: u64 = 4096;
-const UNITS: [(&str, u64); 5] =
-    [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
-
-/// A number of bytes, written like `"16 MiB"`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Size(pub(crate) u64);
-
-impl Size {
-    fn parse(text: &str) -> Option<Self> {
-        let split = text.find(|character: char| !character.is_ascii_digit())?;
-        let (number, unit) = text.split_at(split);
-        let size = UNITS.iter().find(|(name, _)| *name == unit.trim())?.1;
-        number.parse::<u64>().ok()?.checked_mul(size).map(Self)
-    }
-}
-
-impl fmt::Display for Size {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fits = |&&(_, size): &&(&str, u64)| self.0 >= size && self.0.is_multiple_of(size);
-        let (unit, size) = UNITS.iter().rev().find(fits).unwrap_or(&UNITS[0]);
-        write!(formatter, "\"{} {unit}\"", self.0 / size)
-    }
-}
-
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
-            type Value = Size;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a size like \"16 MiB\" (units: B, KiB, MiB, GiB, TiB)")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Size, E> {
-                Size::parse(text).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(text), &self))
-            }
-        }
-        deserializer.deserialize_str(Text)
-    }
-}
-
-/// A time, written like `"30s"`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
-pub(crate) struct Time(pub(crate) Duration);
-
-impl Time {
-    fn parse(text: &str) -> Option<Self> {
-        let split = text.find(|character: char| !character.is_ascii_digit())?;
-        let (number, unit) = text.split_at(split);
-        let number: u64 = number.parse().ok()?;
-        let milliseconds = match unit.trim() {
-            "ms" => Some(number),
-            "s" => number.checked_mul(1000),
-            "min" => number.checked_mul(60_000),
-            _ => None,
-        }?;
-        Some(Self(Duration::from_millis(milliseconds)))
-    }
-}
-
-impl fmt::Display for Time {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "\"{} ms\"", self.0.as_millis())
-    }
-}
-
-impl<'de> Deserialize<'de> for Time {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Self::parse(&text).ok_or_else(|| {
-            D::Error::invalid_value(
-                serde::de::Unexpected::Str(&text),
-                &"a time like \"30s\" (units: ms, s, min)",
-            )
-        })
-    }
-}
-
 /// Which block goes when one must.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -136,6 +61,8 @@ pub(crate) struct Settings {
     pub(crate) store: StoreSettings,
     pub(crate) host_tier: HostTierSettings,
     pub(crate) disk_tier: DiskTierSettings,
+    pub(crate) remote_tier: RemoteTierSettings,
+    pub(crate) object_tier: ObjectTierSettings,
     pub(crate) queue: QueueSettings,
     /// Without it there are no tensors in a device's memory.
     pub(crate) device: Option<DeviceSettings>,
@@ -196,6 +123,8 @@ pub(crate) struct QueueSettings {
     pub(crate) threads: usize,
     /// Requests that were submitted and whose completions were not polled yet. 1 to 65,536.
     pub(crate) depth: usize,
+    /// Events that may wait for being taken; none: nobody is told. At most 16,777,216.
+    pub(crate) events: usize,
 }
 
 /// Section `[device]`.
@@ -421,7 +350,7 @@ impl Default for DiskTierSettings {
 
 impl Default for QueueSettings {
     fn default() -> Self {
-        Self { threads: 2, depth: 256 }
+        Self { threads: 2, depth: 256, events: 0 }
     }
 }
 
@@ -445,7 +374,8 @@ impl Settings {
     }
 
     fn problems(&self) -> Vec<String> {
-        let Self { store, host_tier, disk_tier, queue, device, transfer, rdma: _ } = self;
+        let Self { store, host_tier, disk_tier, queue, device, transfer, .. } = self;
+        let (remote_tier, object_tier) = (&self.remote_tier, &self.object_tier);
         let device = device.clone().unwrap_or_default();
         let transfer = transfer.clone().unwrap_or_default();
         let sizes = [
@@ -455,6 +385,9 @@ impl Settings {
             ("disk_tier.segment", disk_tier.segment, Size(1 << 20), Size(64 << 30)),
             ("disk_tier.write_bandwidth", disk_tier.write_bandwidth, Size(0), Size(1 << 40)),
             ("disk_tier.write_per_day", disk_tier.write_per_day, Size(0), Size(1 << 50)),
+            ("remote_tier.bandwidth", remote_tier.bandwidth, Size(0), Size(1 << 40)),
+            ("object_tier.bandwidth", object_tier.bandwidth, Size(0), Size(1 << 40)),
+            ("object_tier.buffers", object_tier.buffers, Size(1 << 20), Size(1 << 40)),
             ("device.staging", device.staging, Size(1 << 20), Size(1 << 40)),
             ("device.handoff_capacity", device.handoff_capacity, Size(1 << 20), Size(1 << 40)),
             ("transfer.capacity", transfer.capacity, Size(1), Size(1 << 44)),
@@ -463,8 +396,11 @@ impl Settings {
         let numbers = [
             ("disk_tier.depth", disk_tier.depth, 1, 1024),
             ("disk_tier.write_frequency", disk_tier.write_frequency, 1, 15),
+            ("remote_tier.group", remote_tier.group, 1, 64),
+            ("remote_tier.replicas", remote_tier.replicas, 1, 2),
             ("queue.threads", queue.threads as u64, 1, 64),
             ("queue.depth", queue.depth as u64, 1, 65_536),
+            ("queue.events", queue.events as u64, 0, 1 << 24),
             ("device.ordinal", device.ordinal, 0, 255),
             ("transfer.layers", transfer.layers, 1, 4096),
             ("rdma.connections_per_device", self.rdma.connections_per_device, 1, 8),
@@ -479,11 +415,17 @@ impl Settings {
             .filter(|(_, value, least, most)| !(least..=most).contains(&value))
             .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"));
         let mut problems: Vec<String> = wrong_sizes.chain(wrong_numbers).collect();
-        let leases = Time(Duration::from_millis(10))..=Time(Duration::from_secs(600));
-        if !leases.contains(&transfer.lease) {
-            let (least, most) = leases.into_inner();
-            problems.push(format!("transfer.lease = {} is not in {least} to {most}", transfer.lease));
-        }
+        let time = |milliseconds| Time(Duration::from_millis(milliseconds));
+        let times = [
+            ("transfer.lease", transfer.lease, time(10), time(600_000)),
+            ("remote_tier.deadline", remote_tier.deadline, time(1), time(60_000)),
+            ("object_tier.deadline", object_tier.deadline, time(1), time(600_000)),
+            ("object_tier.ttl", object_tier.ttl, time(60_000), time(315_360_000_000)),
+        ];
+        let wrong_times = (times.iter())
+            .filter(|(_, value, least, most)| !(least..=most).contains(&value))
+            .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"));
+        problems.extend(wrong_times);
         if let Err(error) = transfer.cores.parse::<Cores>() {
             problems.push(format!("transfer.cores = {:?}: {error}", transfer.cores));
         }
@@ -520,6 +462,7 @@ impl Settings {
                 device.staging, store.slot
             ));
         }
+        misfits.extend(self.remote_tier.misfits().into_iter().chain(self.object_tier.misfits()));
         misfits.extend(self.transfer.iter().flat_map(TransferSettings::misfits));
         let is_direct = self.device.as_ref().is_some_and(|device| device.direct);
         if self.transfer.as_ref().is_some_and(|transfer| transfer.transport == Transports::CudaIpc)
@@ -624,7 +567,7 @@ mod tests {
                 "[store]\nslot = \"1 MiB\"\n[device]\nstaging = \"2 MiB\"\n",
                 "device.staging = \"2 MiB\" has no slot for each direction: one takes 1052672 bytes",
             ),
-            ("[transfer]\nlease = \"5 h\"\n", "expected a time like"),
+            ("[transfer]\nlease = \"5 d\"\n", "expected a time like"),
             (
                 "[transfer]\ncores = \"0-x\"\n",
                 "transfer.cores = \"0-x\": \"0-x\" is not a range of cores like 0-3",
@@ -656,7 +599,16 @@ mod tests {
                 "transfer.transport = \"cuda_ipc\" takes device.direct = true",
             ),
             ("[rdma]\nlisten = \"x\"\n", "invalid socket address"),
-            ("[remote_tier]\nnodes = []\n", "unknown field `remote_tier`"),
+            ("[remote_tier]\nnodes = [\"a\"]\n", "remote_tier.nodes: \"a\" is not like `name=tcp:"),
+            (
+                "[remote_tier]\nnodes = [\"a=10.0.0.1:7\"]\n",
+                "remote_tier.nodes: \"10.0.0.1:7\" of a is not like",
+            ),
+            ("[remote_tier]\ngroup = 65\nreplicas = 3\n", "remote_tier.group = 65 is not in 1 to 64"),
+            ("[remote_tier]\ndeadline = \"2 h\"\n", "remote_tier.deadline = \"7200000 ms\" is not in"),
+            ("[object_tier]\nurl = \"/folder\"\n", "object_tier.url = \"/folder\" starts neither with"),
+            ("[object_tier]\nrun = \"3\"\n", "object_tier.run = \"3\" is none of"),
+            ("[object_tier]\nttl = \"1s\"\n", "object_tier.ttl = \"1000 ms\" is not in"),
             ("[store", "store"),
         ] {
             let failure = Settings::parse(text).expect_err(text);

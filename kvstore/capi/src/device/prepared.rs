@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use dataplane_cuda::{CopyQueueConfig, Cuda, Device, DeviceSlab, Pinned, Priority, SlotCopier, Stream};
 use dataplane_gpu::{KernelQueue, KernelQueueConfig, KernelsError, LayoutKernels};
 use dataplane_memory::SlabLayout;
+use dataplane_rails::Place;
 use kvstore_store::{Medium, Moved, StoreBuilder};
 
 use super::places::{GROUPS_MAX, ITEMS_MAX};
@@ -59,6 +60,11 @@ impl Listening {
         self.0.store(true, Ordering::Relaxed);
         End(&self.0)
     }
+}
+
+/// Where a device is in this machine, if the driver tells.
+pub(crate) fn place_of(device: &Device) -> Option<Place> {
+    device.description().pci_address.map(|address| address.to_string())?.parse().ok()
 }
 
 impl Reports {

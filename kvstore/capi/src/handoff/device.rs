@@ -29,7 +29,7 @@ use dataplane_transfer::{Staging, StagingLimits};
 use super::copy::BlockCopier;
 use super::{CopyTask, Shape};
 use crate::config::Size;
-use crate::device::{DeviceEvent, GROUPS_MAX, Group, ITEMS_MAX, failed, launch, settle};
+use crate::device::{DeviceEvent, GROUPS_MAX, Group, ITEMS_MAX, failed, launch, place_of, settle};
 use crate::lock::lock;
 use crate::queue::Completions;
 use crate::registry::InUse;
@@ -54,7 +54,7 @@ pub(crate) struct DeviceParts {
 impl DeviceParts {
     /// Where the device is in this machine, if the driver tells.
     pub(super) fn place(&self) -> Option<Place> {
-        self.device.description().pci_address.map(|address| address.to_string())?.parse().ok()
+        place_of(&self.device)
     }
 }
 

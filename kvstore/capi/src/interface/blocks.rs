@@ -1,7 +1,7 @@
 //! Blocks, one call after the other: the functions that wait, and the counters.
 
 use super::boundary::{Handle, elements, guarded, identity, invalid, tell};
-use crate::backend::{Identity, Statistics};
+use crate::backend::{Backend, Identity, Statistics};
 use crate::buffers::{BUFFERS_MAX, Buffer, Ranges};
 use crate::handles;
 use crate::operation::{Operation, Outcome};
@@ -138,7 +138,8 @@ pub unsafe extern "C" fn kvasir_kv_stats(
         if statistics.is_null() || !statistics.is_aligned() {
             return Err(invalid("the statistics are a null pointer or not aligned"));
         }
-        let told = handles::find(handle.addr())?.backend.statistics();
+        let opened = handles::find(handle.addr())?;
+        let told = Statistics { events_lost: opened.events.lost(), ..opened.backend.statistics() };
         let known = bytes.min(size_of::<Statistics>());
         // SAFETY: `told` has `known` bytes, all of them initialised because a structure of u64 has no padding; `statistics` has
         // room for `bytes`, which is no less, by this function's contract; C's memory is not ours.

@@ -20,4 +20,4 @@ pub use handoff::{
 pub(crate) use opening::open_with;
 pub use opening::{kvasir_kv_close, kvasir_kv_open, kvasir_kv_open_file};
 pub use paged::{Transfer, kvasir_kv_register, kvasir_kv_submit_transfer, kvasir_kv_unregister};
-pub use submission::{Request, kvasir_kv_event_fd, kvasir_kv_poll, kvasir_kv_submit};
+pub use submission::{Request, kvasir_kv_event_fd, kvasir_kv_poll, kvasir_kv_submit, kvasir_kv_take_events};

@@ -8,6 +8,7 @@ use dataplane_rails::RailsConfig;
 use dataplane_verbs::Library;
 
 use super::boundary::{Handle, caught, copy_text, guarded, invalid, string, tell};
+use crate::backend::Backend;
 use crate::compose::{self, Composed};
 use crate::device::{Lanes, MakeKernels};
 use crate::handles::{self, Opened};
@@ -30,8 +31,10 @@ pub(crate) fn open_with(
     verbs_library: Option<Arc<Library>>,
 ) -> Result<*mut Handle, Failure> {
     must_unwind(cfg!(panic = "abort"))?;
-    let Composed { backend, queue, device, transfer, rdma } = compose::open(text, kernels)?;
+    let Composed { backend, fetches, events, queue, device, transfer, rdma } =
+        compose::open(text, kernels, verbs_library.as_ref())?;
     let queue = Arc::new(Queue::new(backend.clone(), &queue)?);
+    fetches.complete_to(queue.completions());
     let for_handoffs = device.as_ref().map(|prepared| DeviceParts {
         device: prepared.device.clone(),
         kernels: Arc::clone(&prepared.kernels),
@@ -47,7 +50,7 @@ pub(crate) fn open_with(
             HandOffs::open(&transfer, rails, for_handoffs, queue.completions())
         })
         .transpose()?;
-    handles::insert(Opened { backend, queue, tensors, device, handoffs })
+    handles::insert(Opened { backend, fetches, events, queue, tensors, device, handoffs })
         .map(std::ptr::without_provenance_mut)
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use super::boundary::{Handle, elements, guarded, invalid, tell};
-use crate::backend::{ChainPlace, Identity};
+use crate::backend::{Backend, ChainPlace, Identity};
 use crate::device::{DeviceEvent, Job};
 use crate::handles::{self, Opened};
 use crate::queue::{IDENTITIES_MAX, Submitted, Work};

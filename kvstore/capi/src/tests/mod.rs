@@ -49,7 +49,7 @@ impl Drop for Folder {
 }
 
 fn compose(text: &str) -> Result<Composed, Failure> {
-    compose::open(text, &|_| unreachable!("no device"))
+    compose::open(text, &|_| unreachable!("no device"), None)
 }
 
 fn opened(text: &str) -> Arc<dyn Backend> {

@@ -72,7 +72,8 @@ fn blocks_of_tensors_come_back_from_the_disk_with_little_memory() {
     let folder = Folder::new("paged");
     // Seven slots: fewer than a piece of a transfer has blocks, times the threads.
     let store = opened(&folder.configuration("144 KiB", "engine = \"pread\"\n"));
-    let queue = Queue::new(Arc::clone(&store), &QueueSettings { threads: 3, depth: 8 }).expect("starts");
+    let queue =
+        Queue::new(Arc::clone(&store), &QueueSettings { threads: 3, depth: 8, events: 0 }).expect("starts");
     let registry = Registry::new();
     let (mut engine, mut other) = (Engine::new(1), Engine::new(2));
     let (id, other_id) = (engine.register(&registry), other.register(&registry));
@@ -162,7 +163,7 @@ impl Backend for Gate {
 
 fn gated(threads: usize) -> (Queue, Registry, Engine, u64, Receiver<Identity>, Sender<Answer>) {
     let (gate, asked, answer) = Gate::new();
-    let queue = Queue::new(gate, &QueueSettings { threads, depth: 8 }).expect("starts");
+    let queue = Queue::new(gate, &QueueSettings { threads, depth: 8, events: 0 }).expect("starts");
     let registry = Registry::new();
     let mut engine = Engine::new(1);
     let id = engine.register(&registry);
@@ -258,7 +259,8 @@ fn closing_waits_for_pieces_and_forgets_the_rest() {
 #[test]
 fn a_damaged_block_ends_a_load() {
     let (store, slab) = with_slab(4);
-    let queue = Queue::new(Arc::new(store), &QueueSettings { threads: 2, depth: 8 }).expect("starts");
+    let queue =
+        Queue::new(Arc::new(store), &QueueSettings { threads: 2, depth: 8, events: 0 }).expect("starts");
     let registry = Registry::new();
     let mut engine = Engine::new(3);
     let id = engine.register(&registry);

@@ -6,13 +6,15 @@ request checks all of its blocks.
 
 import hashlib
 import random
+import tempfile
+import time
 import unittest
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from kvasir_kv.library import Library, Memory, Store
+from kvasir_kv.library import Library, Memory, Store, Tier
 from kvasir_kv.messages import Report, Tally
 from kvasir_kv.planes import layout
 from kvasir_kv.scheduler import Scheduler
@@ -105,6 +107,10 @@ class Request:
     def num_tokens(self) -> int:
         return len(self.tokens)
 
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.tokens
+
 
 def content(name: bytes, weights: bytes = b"") -> bytes:
     return hashlib.shake_128(name + weights).digest(BLOCK_BYTES)
@@ -117,11 +123,18 @@ class Engine:
     """
 
     def __init__(
-        self, store: Store, blocks: int, is_nearby: bool, saving_blocks_max: int = 1000, is_caching: bool = False
+        self,
+        store: Store,
+        blocks: int,
+        is_nearby: bool,
+        saving_blocks_max: int = 1000,
+        is_caching: bool = False,
+        is_fetching: bool = False,
+        tells_tiers: bool = False,
     ) -> None:
         self.tensor = Tensor((blocks, BLOCK_BYTES))
         number = store.register(layout({"layer": self.tensor}, blocks).planes, blocks, Memory.HOST)
-        self.worker = Worker(store, number, b"k" * 32, BLOCK_BYTES)
+        self.worker = Worker(store, number, b"k" * 32, BLOCK_BYTES, tells_tiers=tells_tiers)
         self.pool = Pool(blocks)
         self.scheduler = Scheduler(
             TOKENS,
@@ -130,6 +143,7 @@ class Engine:
             saving_blocks_max,
             nearby=lambda: self.worker.match if is_nearby else None,
             adapter_salt=lambda request: request.adapter,
+            is_fetching=is_fetching,
         )
         self.scheduler.bind(self.pool)
         self.waiting: list[Request] = []
@@ -246,19 +260,29 @@ class Engine:
         self.free(request)
 
 
+def wait_until(is_over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_over():
+        assert time.monotonic() < deadline, "waited for 20 seconds"
+        time.sleep(0.002)
+
+
 def configuration(blocks: int) -> str:
     return f'[store]\nslot = "{BLOCK_BYTES} B"\n[host_tier]\ncapacity = "{blocks * 2 * BLOCK_BYTES} B"\n'
 
 
 class Sides(unittest.TestCase):
-    def engine(self, stored: int = 1000, blocks: int = 64, is_nearby: bool = False, **more: int) -> Engine:
-        store = Store.open(Library(), configuration(stored))
+    def engine(
+        self, stored: int = 1000, blocks: int = 64, is_nearby: bool = False, far: str = "", **more: int
+    ) -> Engine:
+        store = Store.open(Library(), configuration(stored) + far)
         self.addCleanup(store.close)
         return Engine(store, blocks, is_nearby, **more)
 
-    def prompt(self, name: str, tokens: int, seed: int = 1) -> Request:
+    def prompt(self, name: str, tokens: int, seed: int = 1, count: int | None = None) -> Request:
+        """Of so many tokens, or the first `count` of them."""
         chance = random.Random(seed)
-        return Request(name, [chance.randrange(1000) for _ in range(tokens)])
+        return Request(name, [chance.randrange(1000) for _ in range(tokens)][:count])
 
     def test_a_prompt_is_loaded_the_second_time(self) -> None:
         for is_nearby in (False, True):
@@ -273,6 +297,70 @@ class Sides(unittest.TestCase):
                 self.assertEqual((engine.loaded, engine.wrong), (19, []))
                 self.assertEqual(engine.worker.take_counters()["saved_blocks"], 1)
                 self.assertEqual(len(engine.pool.free), 64)
+
+    def test_blocks_of_another_engine_are_loaded(self) -> None:
+        for is_nearby in (False, True):
+            with self.subTest(is_nearby=is_nearby), tempfile.TemporaryDirectory() as folder:
+                far = f'[object_tier]\nurl = "file://{folder}"\nrun = "2"\n'
+                far += "[queue]\nevents = 1000\n"
+                more = {"is_fetching": True, "is_caching": True, "tells_tiers": True}
+                one, two = (self.engine(is_nearby=is_nearby, far=far, **more) for _ in range(2))
+                one.submit(self.prompt("first", 20 * TOKENS))
+                one.run()
+                wait_until(lambda: one.worker.statistics()["far_written"] == 20)
+                # It has the first three blocks itself; the last token is computed, and so is its block.
+                two.submit(self.prompt("its own", 20 * TOKENS, seed=1, count=3 * TOKENS))
+                two.run()
+                two.scheduler.take_tiers()
+                before, request = two.loaded, self.prompt("second", 20 * TOKENS)
+                two.submit(request)
+                two.run()
+                # Nobody has told of these blocks before: what they are is told with them.
+                told = {change.parent: change for change in two.scheduler.take_tiers() if change.tokens}
+                self.assertEqual(set(told) - {None}, set(request.block_hashes[2:19]))
+                for at in range(3, 19):
+                    change = told[request.block_hashes[at - 1]]
+                    tokens = request.tokens[at * TOKENS : (at + 1) * TOKENS]
+                    short = int.from_bytes(request.block_hashes[at][-8:], "big")
+                    self.assertEqual((change.tokens, change.hashes), (tokens, [short]))
+                self.assertEqual((two.loaded - before, two.wrong), (16, []))
+                self.assertEqual(len(two.pool.free), 64)
+
+    def test_a_request_waits_for_other_nodes_once(self) -> None:
+        for here in (None, 1, 4):
+            with self.subTest(here=here):
+                match = None if here is None else lambda names: min(here, len(names))
+                scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: match, is_fetching=True)
+                request = self.prompt("one", 5 * TOKENS)
+                if here == 4:
+                    self.assertEqual(scheduler.matched_tokens(request, 0), (4 * TOKENS, True))
+                    self.assertFalse(scheduler.is_waiting())
+                    continue
+                self.assertEqual(scheduler.matched_tokens(request, TOKENS), (None, False))
+                (question,) = scheduler.next_step({}, lambda name: []).questions
+                self.assertEqual((question.hashes, question.held), (request.block_hashes, 1))
+                self.assertEqual(scheduler.matched_tokens(request, TOKENS), (None, False))
+                self.assertTrue(scheduler.is_waiting())
+                scheduler.take_report(Report(answers={question.number: Tally(1, 2)}))
+                for _ in range(20):
+                    self.assertEqual(scheduler.matched_tokens(request, TOKENS), (2 * TOKENS, True))
+                    self.assertEqual(scheduler.next_step({}, lambda name: []).questions, [])
+                self.assertFalse(scheduler.is_waiting())
+
+    def test_the_tiers_are_told_by_the_engine_s_short_hashes(self) -> None:
+        engine = self.engine(stored=12, far="[queue]\nevents = 1000\n", tells_tiers=True)
+        held: set[int] = set()
+        for seed in (1, 2):
+            request = self.prompt(f"seed {seed}", 10 * TOKENS, seed=seed)
+            engine.submit(request)
+            engine.run()
+            for change in engine.scheduler.take_tiers():
+                self.assertEqual(change.tier, Tier.HOST)
+                held = held | set(change.hashes) if change.is_stored else held - set(change.hashes)
+            short = {int.from_bytes(name[-8:], "big") for name in request.block_hashes}
+            self.assertGreaterEqual(len(held & short), 10 if seed == 1 else 1)
+        self.assertEqual(len(held), engine.worker.statistics()["blocks"])
+        self.assertEqual(engine.scheduler.take_tiers(), [])
 
     def test_an_adapter_hides_blocks(self) -> None:
         for is_nearby in (False, True):

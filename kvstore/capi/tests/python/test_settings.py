@@ -1,6 +1,8 @@
 """What an engine is started with, and names of blocks."""
 
+import json
 import os
+import pathlib
 import tempfile
 import unittest
 
@@ -117,6 +119,30 @@ class Names(unittest.TestCase):
             self.assertNotEqual(names[:16], other[:16])
             self.assertNotEqual(names[16:], other[16:])
         self.assertEqual(identity.salted(b"", hashes), hashes)
+
+    def test_weights_that_differ_in_one_small_tensor_are_told_apart(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder, "model.safetensors")
+
+            def write(scale: bytes, layer: int) -> object:
+                layers = [bytes([7]) * (1 << 20) for _ in range(20)]
+                layers[3] = bytes([layer]) * (1 << 20)
+                tensors = {"k_scale": scale, **{f"layer {at}": data for at, data in enumerate(layers)}}
+                header, end = {}, 0
+                for name, data in tensors.items():
+                    header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [end, end + len(data)]}
+                    end += len(data)
+                text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+                file.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(tensors.values()))
+                return identity.portable(folder, None)
+
+            first = write(b"\x01\x02\x03\x04", 7)
+            self.assertEqual(write(b"\x01\x02\x03\x04", 7), first)
+            self.assertNotEqual(write(b"\x01\x02\x03\x05", 7), first)
+            self.assertNotEqual(write(b"\x01\x02\x03\x04", 8), first)
+            # A file that only looks like one is sampled as any other.
+            file.write_bytes((1 << 40).to_bytes(8, "little") + b"x" * 100)
+            self.assertNotEqual(identity.portable(folder, None), first)
 
     def test_new_weights_in_the_same_place_are_noticed(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -4,7 +4,7 @@ import unittest
 from unittest import mock
 
 from kvasir_kv.library import Completion, Operation, StoreError
-from kvasir_kv.messages import Load, Save, Step
+from kvasir_kv.messages import Load, Question, Save, Step, Tally
 from kvasir_kv.worker import Worker
 
 NAME = b"n" * 32
@@ -18,6 +18,8 @@ class FakeStore:
         self.is_broken = is_broken
         self.is_closed = False
         self.taken: list[int] = []
+        self.fetched: list[int] = []
+        self.finished: list[Completion] = []
 
     def submit(
         self,
@@ -36,8 +38,20 @@ class FakeStore:
         self.taken.append(user)
         return True
 
+    def fetch(self, user: int, identities: bytes, held: int) -> bool:
+        self.fail("fetch")
+        self.fetched.append(user)
+        return True
+
+    def match(self, identities: bytes) -> int:
+        return len(identities) // 16
+
+    def statistics(self) -> dict[str, int]:
+        return {"bytes_max": 32 * 4096}
+
     def poll(self) -> list[Completion]:
-        return []
+        finished, self.finished = self.finished, []
+        return finished
 
     def unregister(self, tensors: int) -> None:
         self.fail("unregister")
@@ -60,6 +74,23 @@ class WorkersSide(unittest.TestCase):
             store.room = room
             worker.poll()
             self.assertEqual(store.taken, taken)
+
+    def test_questions_for_other_nodes_wait_for_room_in_host_memory(self) -> None:
+        store = FakeStore()
+        worker = Worker(store, 1, b"k" * 32, 4096)
+        questions = [Question(number, [NAME] * 5, held) for number, held in ((1, 0), (2, 1), (3, 0), (4, None))]
+        worker.load(Step(questions=questions))
+        # Of 32 blocks a quarter may be asked for, and one question always; the order is kept.
+        self.assertEqual(store.fetched, [1])
+        store.finished = [Completion(1, 0, 3, "")]
+        worker.poll()
+        self.assertEqual(store.fetched, [1, 2])
+        self.assertEqual(worker.take_report().answers, {1: Tally(1, 3)})
+        store.finished = [Completion(2, 0, 3, "")]
+        worker.poll()
+        self.assertEqual(store.fetched, [1, 2, 3])
+        # What the engine has itself does not count; one that asks nobody is answered at once.
+        self.assertEqual(worker.take_report().answers, {2: Tally(1, 2), 4: Tally(1, 5)})
 
     def test_a_broken_store_is_told_of_now_and_then(self) -> None:
         worker = Worker(FakeStore(is_broken=True), 1, b"k" * 32, 4096)

@@ -1,0 +1,119 @@
+//! The tiers that are not on this node, added to a store that is being built: pools of other nodes, then object storage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane_rails::{PeerRole, RailsConfig, is_here};
+use dataplane_transfer::ThreadPolicy;
+use dataplane_verbs::Library;
+use kvstore_remote::PoolNode;
+use kvstore_store::far::object::{ObjectTier, ObjectTierConfig};
+use kvstore_store::far::remote::{RemoteTier, RemoteTierConfig};
+use kvstore_store::{BandwidthLimit, BandwidthTier, StoreBuilder};
+
+use super::FINGERPRINT;
+use crate::config::{RdmaSettings, Settings, TransferSettings, Transports};
+use crate::device::{Prepared, place_of};
+use crate::handoff;
+use crate::status::{Failure, Status};
+
+/// Limits of these tiers, by their indices.
+pub(super) fn bandwidth(
+    settings: &Settings,
+    block_bytes: usize,
+) -> [Option<BandwidthLimit>; BandwidthTier::ALL.len()] {
+    let mut limits = [None; BandwidthTier::ALL.len()];
+    for (tier, bytes) in [
+        (BandwidthTier::Remote, settings.remote_tier.bandwidth),
+        (BandwidthTier::Object, settings.object_tier.bandwidth),
+    ] {
+        limits[tier.index()] = BandwidthLimit::per_second(bytes.0, block_bytes);
+    }
+    limits
+}
+
+/// Adds the tiers that the configuration has; returns how long a search of all of them may take, `None` without any.
+pub(super) fn add_tiers(
+    settings: &Settings,
+    device: Option<&Prepared>,
+    verbs_library: Option<&Arc<Library>>,
+    builder: StoreBuilder,
+) -> Result<(StoreBuilder, Option<Duration>), Failure> {
+    let (mut builder, mut patience) = (builder, None);
+    if settings.remote_tier.is_on() {
+        builder = remote_tier(settings, device, verbs_library, builder)?;
+        patience = Some(settings.remote_tier.deadline.0);
+    }
+    if settings.object_tier.is_on() {
+        builder = object_tier(settings, builder)?;
+        patience = Some(patience.unwrap_or_default() + settings.object_tier.deadline.0);
+    }
+    Ok((builder, patience))
+}
+
+fn remote_tier(
+    settings: &Settings,
+    device: Option<&Prepared>,
+    verbs_library: Option<&Arc<Library>>,
+    builder: StoreBuilder,
+) -> Result<StoreBuilder, Failure> {
+    let failed =
+        |error: &dyn std::fmt::Display| Failure::new(Status::Failed, format!("open: [remote_tier]: {error}"));
+    let tier = &settings.remote_tier;
+    let config = RemoteTierConfig {
+        nodes: RemoteTierConfig::parse_nodes(&tier.nodes).map_err(|error| failed(&error))?,
+        group: tier.group as u32,
+        replicas: tier.replicas,
+        deadline: tier.deadline.0,
+        fingerprint: FINGERPRINT,
+    };
+    let mut rails = client_rails(settings, &config.nodes)?;
+    if rails.near.is_none() {
+        rails.near = device.and_then(|prepared| place_of(&prepared.device)).filter(is_here);
+    }
+    rails.verbs_library = verbs_library.cloned();
+    let rails = dataplane_rails::open(&rails, builder.slab()).map_err(|error| failed(&error))?;
+    // The thread sleeps when idle: look-ups are far from the hot path of an engine.
+    let opened = RemoteTier::open(&config, rails.bond, &builder, ThreadPolicy::default());
+    // `kvasir_kv_stats` has the store's own counts of these tiers.
+    let (tier, _counters) = opened.map_err(|error| failed(&error))?;
+    Ok(builder.other(Box::new(tier)))
+}
+
+/// The transports of a client that reaches the pools of these nodes. Nobody connects to it.
+fn client_rails(settings: &Settings, nodes: &[PoolNode]) -> Result<RailsConfig, Failure> {
+    let of_transfer = settings.transfer.clone().unwrap_or_default();
+    let transport = match PoolNode::only_transport(nodes) {
+        Some("shm") => Transports::Shm,
+        Some("rdma") => Transports::Rdma,
+        Some("tcp") => Transports::Tcp,
+        _ => Transports::Auto,
+    };
+    let secret_file = match settings.remote_tier.secret_file.as_str() {
+        "" => of_transfer.secret_file,
+        named => named.to_owned(),
+    };
+    let socket_folder = of_transfer.socket_folder;
+    let transfer = TransferSettings { transport, secret_file, socket_folder, ..TransferSettings::default() };
+    let rdma = RdmaSettings { listen: RdmaSettings::default().listen, ..settings.rdma.clone() };
+    Ok(RailsConfig { role: PeerRole::Client, ..handoff::rails_config(&transfer, &rdma, false)? })
+}
+
+fn object_tier(settings: &Settings, builder: StoreBuilder) -> Result<StoreBuilder, Failure> {
+    let tier = &settings.object_tier;
+    let config = ObjectTierConfig {
+        url: tier.url.clone(),
+        endpoint: tier.endpoint.clone(),
+        region: tier.region.clone(),
+        credentials_file: tier.credentials_file.clone(),
+        allow_http: tier.allow_http,
+        run: tier.run_blocks(),
+        ttl: tier.ttl.0,
+        buffer_bytes: tier.buffers.0,
+        deadline: tier.deadline.0,
+        fingerprint: FINGERPRINT,
+    };
+    let (tier, _counters) = ObjectTier::open(&config, &builder)
+        .map_err(|error| Failure::new(Status::Failed, format!("open: [object_tier]: {error}")))?;
+    Ok(builder.other(Box::new(tier)))
+}

@@ -1,0 +1,119 @@
+//! The tiers that are not on this node: pools of other nodes, and object storage.
+
+use std::time::Duration;
+
+use kvstore_store::far::remote::RemoteTierConfig;
+use serde::Deserialize;
+
+use super::value::{Size, Time};
+
+/// Values of `object_tier.run`.
+const RUNS: [&str; 11] = ["1", "2", "4", "8", "16", "32", "64", "128", "256", "512", "1024"];
+
+/// Section `[remote_tier]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct RemoteTierSettings {
+    /// Where the nodes' pools are reached, `name=address`; none turns the tier off.
+    pub(crate) nodes: Vec<String>,
+    /// How long a look-up and the reads that follow may take. 1 ms to 60 s.
+    pub(crate) deadline: Time,
+    /// Bytes read and written per second at most; nothing is no limit.
+    pub(crate) bandwidth: Size,
+    /// Blocks of a chain that are kept on one node. 1 to 64.
+    pub(crate) group: u64,
+    /// Nodes that keep a group of blocks that is asked for often. 1 or 2.
+    pub(crate) replicas: u64,
+    /// File with the secret that the nodes share; empty: that of `[transfer]`, else the environment's.
+    pub(crate) secret_file: String,
+}
+
+/// Section `[object_tier]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct ObjectTierSettings {
+    /// `s3://bucket/prefix` or `file:///folder`; empty turns the tier off.
+    pub(crate) url: String,
+    /// The S3 service, when it is not Amazon's.
+    pub(crate) endpoint: String,
+    pub(crate) region: String,
+    /// File in the form of AWS's `credentials`; empty: the environment.
+    pub(crate) credentials_file: String,
+    /// Allow plain HTTP.
+    pub(crate) allow_http: bool,
+    /// Blocks of a chain in one object: a power of two up to 1024.
+    pub(crate) run: String,
+    /// Objects older than that are misses and are deleted. 1 min to 10 years.
+    pub(crate) ttl: Time,
+    /// Memory for objects on their way. 1 MiB to 1 TiB.
+    pub(crate) buffers: Size,
+    /// Bytes read and written per second at most; nothing is no limit.
+    pub(crate) bandwidth: Size,
+    /// How long a look-up and a read may take. 1 ms to 10 min.
+    pub(crate) deadline: Time,
+}
+
+impl Default for RemoteTierSettings {
+    fn default() -> Self {
+        Self {
+            nodes: Vec::new(),
+            deadline: Time(Duration::from_millis(200)),
+            bandwidth: Size(0),
+            group: 32,
+            replicas: 2,
+            secret_file: String::new(),
+        }
+    }
+}
+
+impl Default for ObjectTierSettings {
+    fn default() -> Self {
+        Self {
+            url: String::new(),
+            endpoint: String::new(),
+            region: "us-east-1".to_owned(),
+            credentials_file: String::new(),
+            allow_http: false,
+            run: "16".to_owned(),
+            ttl: Time(Duration::from_secs(604_800)),
+            buffers: Size(1 << 30),
+            bandwidth: Size(0),
+            deadline: Time(Duration::from_secs(2)),
+        }
+    }
+}
+
+impl RemoteTierSettings {
+    /// Whether there is such a tier.
+    pub(crate) fn is_on(&self) -> bool {
+        !self.nodes.is_empty()
+    }
+
+    pub(super) fn misfits(&self) -> Option<String> {
+        RemoteTierConfig::parse_nodes(&self.nodes).err().map(|error| error.to_string())
+    }
+}
+
+impl ObjectTierSettings {
+    /// Whether there is such a tier.
+    pub(crate) fn is_on(&self) -> bool {
+        !self.url.is_empty()
+    }
+
+    /// The number that `run` is.
+    pub(crate) fn run_blocks(&self) -> u32 {
+        self.run.parse().unwrap_or(1)
+    }
+
+    pub(super) fn misfits(&self) -> Vec<String> {
+        let mut misfits = Vec::new();
+        if self.is_on() && !["s3://", "file://"].iter().any(|kind| self.url.starts_with(kind)) {
+            misfits
+                .push(format!("object_tier.url = {:?} starts neither with s3:// nor with file://", self.url));
+        }
+        if !RUNS.contains(&self.run.as_str()) {
+            misfits.push(format!("object_tier.run = {:?} is none of {}", self.run, RUNS.join(", ")));
+        }
+        misfits
+    }
+}

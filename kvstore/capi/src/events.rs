@@ -1,0 +1,124 @@
+//! Events: the blocks that the tiers of this node gain and lose, for routers.
+//!
+//! The store's thread puts them into a queue of a fixed capacity, and the caller takes them out. A queue that fills up takes no more
+//! news of gained blocks when it is half full, which costs its reader hits, so that there is room for lost ones, which would cost it
+//! false hits.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvstore_store::{Medium, Moved};
+
+use crate::backend::Identity;
+
+/// A tier that has gained or lost a block, `kvasir_kv_event` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// The block.
+    pub identity: Identity,
+    /// 1: the tier has it now; 2: it has it no more.
+    pub kind: u32,
+    /// 1: host memory; 2: the disk.
+    pub tier: u32,
+}
+
+/// `kvasir_kv_event_kind` in C.
+const STORED: u32 = 1;
+const REMOVED: u32 = 2;
+/// `kvasir_kv_tier` in C.
+const HOST_TIER: u32 = 1;
+const DISK_TIER: u32 = 2;
+
+/// The queue of one store.
+#[derive(Debug)]
+pub(crate) struct Events {
+    /// Zero turns the queue off.
+    capacity: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Event>,
+    lost: u64,
+}
+
+impl State {
+    /// `capacity`: of the whole queue.
+    fn push(&mut self, event: Event, capacity: usize) {
+        let room = if event.kind == STORED { capacity.div_ceil(2) } else { capacity };
+        if self.waiting.len() < room {
+            self.waiting.push_back(event);
+        } else {
+            self.lost += 1;
+        }
+    }
+}
+
+impl Events {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { capacity, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of what the store reports, where it is about a tier.
+    pub(crate) fn note(&self, moved: &Moved) {
+        let (identity, medium, kind) = match moved {
+            Moved::Stored { identity, medium } => (identity, medium, STORED),
+            Moved::Removed { identity, medium } => (identity, medium, REMOVED),
+            Moved::Offloaded { .. } | Moved::Onboarded { .. } | Moved::Prepared { .. } => return,
+        };
+        if self.capacity == 0 {
+            return;
+        }
+        let tier = match medium {
+            Medium::Host => HOST_TIER,
+            Medium::Disk => DISK_TIER,
+        };
+        let event = Event { identity: identity.0, kind, tier };
+        self.state().push(event, self.capacity);
+    }
+
+    /// Gives events to `take`, in their order, at most `limit`; returns how many.
+    pub(crate) fn take(&self, limit: usize, mut take: impl FnMut(usize, Event)) -> usize {
+        let mut state = self.state();
+        let count = state.waiting.len().min(limit);
+        state.waiting.drain(..count).enumerate().for_each(|(at, event)| take(at, event));
+        count
+    }
+
+    /// Events that the queue had no room for.
+    pub(crate) fn lost(&self) -> u64 {
+        self.state().lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvstore_block::BlockIdentity;
+
+    use super::*;
+
+    #[test]
+    fn a_full_queue_keeps_room_for_lost_blocks() {
+        let stored = |first: u8| Moved::Stored { identity: BlockIdentity([first; 16]), medium: Medium::Host };
+        let removed =
+            |first: u8| Moved::Removed { identity: BlockIdentity([first; 16]), medium: Medium::Disk };
+        let events = Events::new(4);
+        (0..3).for_each(|first| events.note(&stored(first)));
+        (3..6).for_each(|first| events.note(&removed(first)));
+        let mut taken = Vec::new();
+        assert_eq!(events.take(3, |_, event| taken.push((event.identity[0], event.kind, event.tier))), 3);
+        assert_eq!(events.take(3, |_, event| taken.push((event.identity[0], event.kind, event.tier))), 1);
+        assert_eq!(taken, [(0, STORED, 1), (1, STORED, 1), (3, REMOVED, 2), (4, REMOVED, 2)]);
+        assert_eq!(events.lost(), 2);
+        let nobody = Events::new(0);
+        nobody.note(&removed(1));
+        assert_eq!((nobody.take(9, |_, _| ()), nobody.lost()), (0, 0));
+    }
+}

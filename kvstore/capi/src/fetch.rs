@@ -1,0 +1,127 @@
+//! Fetches: look up blocks that this node lacks in the remote and object tiers, and load them into host memory.
+//!
+//! The store's thread and those of its tiers do it; no thread of the queue waits for them. Each ends within the deadlines of the
+//! tiers, found or not, and when the store's thread ends.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_store::{Prepare, TenantId, Throttled};
+
+use crate::backend::Identity;
+use crate::operation::Outcome;
+use crate::queue::Completions;
+use crate::status::Status;
+use crate::store::StoreBackend;
+
+/// The fetches of one store.
+#[derive(Debug)]
+pub(crate) struct Fetches {
+    /// How long one may take; `None`: there is no tier to search.
+    patience: Option<Duration>,
+    completions: OnceLock<Completions>,
+    under_way: Mutex<UnderWay>,
+}
+
+#[derive(Debug, Default)]
+struct UnderWay {
+    next: u64,
+    fetches: HashMap<u64, Fetch>,
+}
+
+/// A fetch under way.
+#[derive(Debug)]
+struct Fetch {
+    /// The caller's number.
+    user: u64,
+    /// How many blocks it asks for, those included that the caller has.
+    blocks: usize,
+}
+
+impl Fetches {
+    pub(crate) fn new(patience: Option<Duration>) -> Self {
+        Self { patience, completions: OnceLock::new(), under_way: Mutex::default() }
+    }
+
+    /// Tells where fetches complete, before the first one begins.
+    pub(crate) fn complete_to(&self, completions: Completions) {
+        // Called once, by whoever opens the store.
+        let _already = self.completions.set(completions);
+    }
+
+    /// The way for the store's reports. Weak, because `Fetches` holds the queue's completions and the queue holds the store: a strong
+    /// reference would be a cycle.
+    pub(crate) fn reports(self: &Arc<Self>) -> FetchReports {
+        FetchReports(Arc::downgrade(self))
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
+        // Nothing panics while it is held.
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a fetch of the blocks of a prompt, the first `held` of which the caller has and does not need. The queue has admitted
+    /// as many identities.
+    pub(crate) fn begin(&self, store: &StoreBackend, user: u64, identities: &[Identity], held: usize) {
+        let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
+        let found = held + store.store().look_up(&chain[held..]);
+        let Some(patience) = self.patience.filter(|_| found < chain.len()) else {
+            return self.complete(user, chain.len(), found);
+        };
+        let mut under_way = self.under_way();
+        under_way.next += 1;
+        let request = under_way.next;
+        under_way.fetches.insert(request, Fetch { user, blocks: chain.len() });
+        drop(under_way);
+        let deadline = Instant::now() + patience;
+        let (metas, tenant) = (Vec::new(), TenantId(0));
+        let prepare = Prepare { request, chain, device_blocks: held, metas, tenant, deadline };
+        if let Err(Throttled(refused)) = store.store().prepare(prepare) {
+            // Too much is under way in the store: what is here is what there is.
+            self.ended(refused.request, found);
+        }
+    }
+
+    /// The store has ended a fetch: so many leading blocks are on this node, or with the caller.
+    pub(crate) fn ended(&self, request: u64, blocks: usize) {
+        let ended = self.under_way().fetches.remove(&request);
+        if let Some(fetch) = ended {
+            self.complete(fetch.user, fetch.blocks, blocks);
+        }
+    }
+
+    /// The store's thread has ended: nothing else will end them.
+    fn end_all(&self) {
+        let all = std::mem::take(&mut self.under_way().fetches);
+        all.into_values().for_each(|fetch| self.complete(fetch.user, fetch.blocks, 0));
+    }
+
+    fn complete(&self, user: u64, identities: usize, blocks: usize) {
+        if let Some(completions) = self.completions.get() {
+            let outcome = Outcome { payload_bytes: blocks, ..Outcome::of(Status::Ok) };
+            completions.complete(user, identities, Ok(outcome));
+        }
+    }
+}
+
+/// What the store's thread reports of fetches; dropped when that ends.
+pub(crate) struct FetchReports(Weak<Fetches>);
+
+impl FetchReports {
+    /// So many leading blocks are on this node, or with the caller.
+    pub(crate) fn ended(&self, request: u64, blocks: usize) {
+        if let Some(fetches) = self.0.upgrade() {
+            fetches.ended(request, blocks);
+        }
+    }
+}
+
+impl Drop for FetchReports {
+    fn drop(&mut self) {
+        if let Some(fetches) = self.0.upgrade() {
+            fetches.end_all();
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Stores of this process that share blocks through a pool and through objects, by the functions that C calls: a block that one
+//! engine has saved is a hit of the other, and whatever becomes of the pool costs no more than a miss.
+
+#[allow(dead_code, reason = "devices' part is for other tests")]
+mod engine;
+#[allow(dead_code, reason = "of the emulator's harness only random numbers are used")]
+#[path = "../../../dataplane/kernels/tests/emulator/harness.rs"]
+mod harness;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_rails::{
+    PeerRole, RailsConfig, SharedKey, Transport, TransportRequest, fresh_seed, worker_socket,
+};
+use dataplane_transfer::{BondConfig, ThreadPolicy};
+use dataplane_verbs::VerbsConfig;
+use engine::{Engine, Identity, Rig, name};
+use harness::{Random, seed};
+use kvasir_kv::buffers::Buffer;
+use kvasir_kv::{Event, Request, Status};
+use kvstore_remote::{PoolConfig, PoolCounters, PoolServer, PoolService};
+
+const BLOCKS: usize = 64;
+/// A block of 12 planes; its slot of 20 KiB has the store's head before it.
+const SHAPES: [(usize, usize); 12] = [(1280, 1200); 12];
+const SLOT: usize = 20 << 10;
+
+/// A node that keeps blocks for others.
+struct Pool {
+    // Dropped first: it closes its connections.
+    _service: PoolService,
+    counters: Arc<PoolCounters>,
+    address: String,
+}
+
+fn unique() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Pool {
+    fn new(transport: Transport, slots: u32, slot_bytes: usize, listen: SocketAddr) -> Self {
+        let layout = SlabLayout { slot_bytes, slot_count: slots };
+        let slab = Arc::new(Slab::create("pool", layout, PageSize::Standard).expect("memory"));
+        let socket = format!("{}-other-nodes-{}", std::process::id(), unique());
+        let rails = RailsConfig {
+            transports: vec![TransportRequest { transport, is_named: true }],
+            role: PeerRole::Store,
+            key: SharedKey::default(),
+            host: String::new(),
+            socket: worker_socket(&std::env::temp_dir(), &socket),
+            shm: dataplane_shm::ShmConfig::default(),
+            device: None,
+            listen,
+            tcp: dataplane_tcp::TcpConfig::default(),
+            devices: Vec::new(),
+            near: None,
+            rdma_listen: loopback(0),
+            rdma: VerbsConfig::default(),
+            connections_per_device: 1,
+            verbs_library: None,
+            bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
+            corrupt: None,
+        };
+        let rails = dataplane_rails::open(&rails, &slab).expect("opens");
+        let address = rails.address.notation().remove(0);
+        let counters = Arc::new(PoolCounters::default());
+        let server =
+            PoolServer::new(rails.bond, SlotPool::new(slab), PoolConfig::default(), Arc::clone(&counters));
+        let service = PoolService::start(server.expect("a server"), ThreadPolicy::default()).expect("starts");
+        Self { _service: service, counters, address }
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        let all = self.counters.snapshot();
+        all.iter().find(|(known, ..)| *known == name).map(|(.., value)| *value).expect("a counter")
+    }
+
+    fn wait(&self, name: &str, is_right: impl Fn(u64) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !is_right(self.count(name)) {
+            assert!(Instant::now() < deadline, "{name} is {}", self.count(name));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+}
+
+/// A store with an engine's tensors, and other nodes as `far` says.
+fn store(far: &str, random: &mut Random) -> (Rig, Engine, u64) {
+    let configuration =
+        format!("[store]\nslot = \"16 KiB\"\n[host_tier]\ncapacity = \"{} B\"\n{far}", 2 * BLOCKS * SLOT);
+    let open = kvasir_kv::testing::open(&configuration, |_| unreachable!("no device"), None);
+    let rig = Rig::new(open.expect("opens"));
+    let engine = Engine::on_host(random, &SHAPES, BLOCKS);
+    let tensors = rig.register(&engine);
+    (rig, engine, tensors)
+}
+
+/// Submits a fetch of the blocks of a chain behind the first `held`.
+fn submit_fetch(rig: &Rig, user: u64, names: &[Identity], held: usize) {
+    let nothing = Buffer { start: std::ptr::null_mut(), bytes: 0 };
+    let request = Request {
+        user,
+        operation: 9,
+        held: held as u32,
+        identities: names.as_ptr(),
+        identity_count: names.len(),
+        meta: nothing,
+        payload: std::ptr::null(),
+        payload_count: 0,
+    };
+    let mut accepted = 0;
+    // SAFETY: one request, whose identities are there.
+    let status = unsafe { kvasir_kv::kvasir_kv_submit(rig.0, &raw const request, 1, &raw mut accepted) };
+    assert_eq!((status, accepted), (0, 1), "{}", rig.last_error());
+}
+
+/// Blocks of the chain that are here after the fetch, those held included.
+fn fetch(rig: &Rig, names: &[Identity], held: usize) -> usize {
+    submit_fetch(rig, 9, names, held);
+    let end = rig.poll(Duration::from_secs(30));
+    assert_eq!((end.user, end.status), (9, 0), "{}", rig.last_error());
+    end.payload_bytes as usize
+}
+
+fn nodes(pools: &[&Pool]) -> String {
+    let nodes = pools.iter().enumerate().map(|(at, pool)| format!("\"n{at}={}\"", pool.address));
+    format!("[remote_tier]\nnodes = [{}]\ndeadline = \"2s\"\n", nodes.collect::<Vec<_>>().join(", "))
+}
+
+fn chain(round: u64, count: usize) -> (Vec<Identity>, Vec<u64>) {
+    ((0..count as u64).map(|at| name(round, at)).collect(), (0..count as u64).collect())
+}
+
+#[test]
+fn a_chain_that_one_engine_saved_is_a_hit_of_another() {
+    let random = &mut Random(seed(2001));
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let pools =
+            [Pool::new(transport, 128, SLOT, loopback(0)), Pool::new(transport, 128, SLOT, loopback(0))];
+        // Three groups of 16, so that both nodes have some, as far as the names want it.
+        let far = format!("{}group = 16\n", nodes(&[&pools[0], &pools[1]]));
+        let (one, saved, of_one) = store(&far, random);
+        let (two, mut loaded, of_two) = store(&far, random);
+        let (names, blocks) = chain(1, 48);
+        assert_eq!(fetch(&two, &names, 0), 0, "nobody has saved them");
+        assert_eq!(one.save(of_one, &names, &blocks), (0, 48));
+        let all = |pools: &[Pool; 2]| pools.iter().map(|pool| pool.count("registered_blocks")).sum::<u64>();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while all(&pools) < 48 {
+            assert!(Instant::now() < deadline, "{} of 48 are in the pools", all(&pools));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The first five blocks are the caller's own: they are not fetched.
+        assert_eq!(fetch(&two, &names, 5), 48, "over {transport:?}");
+        assert_eq!(two.statistics().far_read, 43);
+        assert_eq!(two.load(of_two, &names[5..], &blocks[5..]), (0, 43));
+        for block in 5..48 {
+            assert_eq!(loaded.payload_now(block), saved.payload(block), "block {block}");
+        }
+        assert_eq!(fetch(&two, &names, 0), 48, "and those, when they are wanted");
+        assert_eq!(fetch(&two, &names, 48), 48, "nothing is left to ask for");
+        assert_eq!((two.statistics().far_read, two.statistics().damaged), (48, 0));
+        assert_eq!(one.statistics().far_written, 48);
+        // The last look-up's lease is given back with its reads.
+        pools.iter().for_each(|pool| pool.wait("leases", |leases| leases == 0));
+    }
+}
+
+#[test]
+fn a_pool_that_is_gone_is_a_miss_and_comes_back() {
+    let random = &mut Random(seed(2002));
+    let pool = Pool::new(Transport::Tcp, 128, SLOT, loopback(0));
+    let far = nodes(&[&pool]).replace("2s", "300ms");
+    let (one, saved, of_one) = store(&far, random);
+    let (two, mut loaded, of_two) = store(&far, random);
+    let (names, blocks) = chain(2, 20);
+    assert_eq!(one.save(of_one, &names, &blocks), (0, 20));
+    pool.wait("registered_blocks", |count| count == 20);
+    let listen: SocketAddr =
+        pool.address.strip_prefix("tcp:").and_then(|text| text.parse().ok()).expect("an address");
+    drop(pool);
+    for _ in 0..5 {
+        let asked = Instant::now();
+        assert_eq!(fetch(&two, &names, 0), 0);
+        assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    }
+    // One that is started anew has nothing; what is saved from then on is shared again.
+    let pool = Pool::new(Transport::Tcp, 128, SLOT, listen);
+    let mut round = 3;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let (names, blocks) = loop {
+        let (names, blocks) = chain(round, 20);
+        assert_eq!(one.save(of_one, &names, &blocks), (0, 20));
+        std::thread::sleep(Duration::from_millis(200));
+        if fetch(&two, &names, 0) == 20 {
+            break (names, blocks);
+        }
+        assert!(Instant::now() < deadline, "the pool was not found again");
+        round += 1;
+    };
+    assert_eq!(two.load(of_two, &names, &blocks), (0, 20));
+    (0..20).for_each(|block| assert_eq!(loaded.payload_now(block), saved.payload(block), "block {block}"));
+    pool.wait("leases", |leases| leases == 0);
+}
+
+#[test]
+fn objects_are_shared_as_pools_are() {
+    let random = &mut Random(seed(2003));
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("objects-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let far = format!("[object_tier]\nurl = \"file://{}\"\nrun = \"4\"\n", folder.display());
+    let (one, saved, of_one) = store(&far, random);
+    let (two, mut loaded, of_two) = store(&far, random);
+    let (names, blocks) = chain(4, 18);
+    assert_eq!(one.save(of_one, &names, &blocks), (0, 18));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while one.statistics().far_written < 16 {
+        assert!(Instant::now() < deadline, "{} are written", one.statistics().far_written);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(fetch(&two, &names, 0), 16, "whole runs of four are kept");
+    assert_eq!(two.load(of_two, &names, &blocks), (Status::Miss as i32, 16));
+    (0..16).for_each(|block| assert_eq!(loaded.payload_now(block), saved.payload(block), "block {block}"));
+    drop((one, two));
+    std::fs::remove_dir_all(&folder).expect("removed");
+}
+
+#[test]
+fn a_store_without_other_tiers_answers_a_fetch_at_once() {
+    let random = &mut Random(seed(2004));
+    let (one, _engine, tensors) = store("", random);
+    let (names, blocks) = chain(5, 8);
+    assert_eq!(fetch(&one, &names, 0), 0);
+    assert_eq!(one.save(tensors, &names, &blocks), (0, 8));
+    assert_eq!((fetch(&one, &names, 0), fetch(&one, &names, 3), fetch(&one, &[], 0)), (8, 8, 0));
+}
+
+/// What tiers gain and lose is told in its order, by names.
+#[test]
+fn the_tiers_tell_what_they_gain_and_lose() {
+    let random = &mut Random(seed(2005));
+    let (one, _engine, tensors) = store("[queue]\nevents = 4096\n", random);
+    let taken = || {
+        let mut events = [Event { identity: [0; 16], kind: 0, tier: 0 }; 100];
+        let mut count = 0;
+        // SAFETY: room for as many events.
+        let status = unsafe {
+            kvasir_kv::kvasir_kv_take_events(one.0, events.as_mut_ptr(), events.len(), &raw mut count)
+        };
+        assert_eq!(status, 0);
+        events[..count].to_vec()
+    };
+    let (names, blocks) = chain(6, 64);
+    assert_eq!(one.save(tensors, &names, &blocks), (0, 64));
+    let mut held: std::collections::HashSet<Identity> = taken().iter().map(|event| event.identity).collect();
+    assert_eq!(held, names.iter().copied().collect());
+    // Host memory has room for twice as many: what these three push out is told.
+    for round in 7..10 {
+        let (names, blocks) = chain(round, 64);
+        assert_eq!(one.save(tensors, &names, &blocks).0, 0);
+    }
+    loop {
+        let events = taken();
+        if events.is_empty() {
+            break;
+        }
+        for event in events {
+            assert_eq!(event.tier, 1);
+            match event.kind {
+                1 => assert!(held.insert(event.identity)),
+                _ => assert!(held.remove(&event.identity)),
+            }
+        }
+    }
+    assert_eq!((held.len() as u64, one.statistics().events_lost), (one.statistics().blocks, 0));
+    assert!(held.len() <= 128);
+}
+
+/// A pool whose slots are too small says so by a counter: its blocks are not tried again.
+#[test]
+fn blocks_too_large_for_a_pool_are_counted() {
+    let random = &mut Random(seed(2006));
+    let pool = Pool::new(Transport::Shm, 64, SLOT / 2, loopback(0));
+    let (one, _engine, tensors) = store(&nodes(&[&pool]), random);
+    let (names, blocks) = chain(11, 12);
+    assert_eq!(one.save(tensors, &names, &blocks), (0, 12));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while one.statistics().far_too_large < 12 {
+        assert!(Instant::now() < deadline, "{:?}", one.statistics());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((one.statistics().far_too_large, one.statistics().far_written), (12, 0));
+    assert_eq!(fetch(&one, &chain(12, 3).0, 0), 0);
+}
+
+/// A store is closed while fetches wait for a node that does not answer: it waits for none of them.
+#[test]
+fn a_store_closes_while_fetches_are_under_way() {
+    let random = &mut Random(seed(2007));
+    // It takes connections and says nothing.
+    let silent = std::net::TcpListener::bind(loopback(0)).expect("a port");
+    let address = silent.local_addr().expect("an address");
+    let far = format!("[remote_tier]\nnodes = [\"n=tcp:{address}\"]\ndeadline = \"60s\"\n");
+    let (one, _engine, _) = store(&far, random);
+    for user in 0..20 {
+        submit_fetch(&one, user, &chain(20 + user, 8).0, 0);
+    }
+    let asked = Instant::now();
+    drop(one);
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+}

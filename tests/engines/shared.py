@@ -1,0 +1,201 @@
+"""Two engines that share KV blocks through pools of other processes (`kvasir store`): a prompt that one has computed is a hit of the
+other, and whatever is killed costs no wrong answer and no hang.
+
+    shared.py --kvasir PATH [--ports 8101,8102] [--cores 0,1] [--transport shm] [--pools 2] [--kills 8] [--seed 1] [--prompts 7]
+
+One engine without the connector comes first: its answers are the measure (see judge.py).
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import engines
+import judge
+import offload
+from engines import LAB, chat, metric
+
+FOLDER = LAB / "shared"
+SLOT = "80 KiB"  # of the pools; a block of an engine has 64 KiB
+REST_SECONDS = 20
+
+
+class Pool:
+    """A node that keeps blocks for others, at an address that stays."""
+
+    def __init__(self, options, number):
+        self.kvasir, self.name, self.number = options.kvasir, f"n{number}", number
+        self.listen, self.http = f"127.0.0.1:{7411 + number}", f"127.0.0.1:{7421 + number}"
+        FOLDER.mkdir(exist_ok=True)
+        self.configuration = FOLDER / f"{self.name}.toml"
+        self.configuration.write_text(
+            f'[store]\nname = "{self.name}"\npool = "512 MiB"\nslot = "{SLOT}"\nresp = []\nlisten = "{self.listen}"\n'
+            f'http = "{self.http}"\n[transfer]\ntransport = "{options.transport}"\nsocket_folder = "{FOLDER}"\n')
+        self.address = f"shm:{FOLDER}/kvasir-{self.name}-pool.sock" if options.transport == "shm" else f"tcp:{self.listen}"
+        self.process = None
+
+    def start(self):
+        with open(FOLDER / f"{self.name}.log", "ab") as log:
+            command = [self.kvasir, "store", "--config", str(self.configuration)]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        engines.wait(f"the pool {self.name}", lambda: engines.get(f"http://{self.http}", "/health") == "ok", 30)
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def count(self, name):
+        return int(metric(f"http://{self.http}", f"kvasir_pool_{name}"))
+
+
+class Check(offload.Check):
+    """Both engines and the pools; what the offload check has for one engine is here for the first."""
+
+    def __init__(self, options):
+        first, second = (int(port) for port in options.ports.split(","))
+        core1, core2 = (int(core) for core in options.cores.split(","))
+        super().__init__(SimpleNamespace(port=first, core=core1, seed=options.seed, prompts=options.prompts))
+        self.other = offload.Check(SimpleNamespace(port=second, core=core2, seed=options.seed + 1, prompts=0))
+        self.settings = options
+        self.part, self.other.part = "shared-small", "shared"
+        self.pools = [Pool(options, number) for number in range(options.pools)]
+        os.environ["KVASIR_NODES"] = json.dumps([f"{pool.name}={pool.address}" for pool in self.pools])
+
+    def count(self, name):
+        return sum(pool.count(name) for pool in self.pools)
+
+    def settle(self, blocks):
+        """Waits until so many blocks are in the pools, and tells how long that took."""
+        return engines.wait(f"{blocks} blocks in the pools", lambda: self.count("blocks") >= blocks, 60)
+
+    def go(self):
+        long = [self.prompt(offload.LONG) for _ in range(self.options.prompts)]
+        print("without the connector:")
+        self.up("alone")
+        long, of_long = self.measure("long prompts", long)
+        once = [body | {"max_tokens": 1} for body in long]
+        self.ask_all(once, "computed, no connector")
+        self.cached("the engine's own cache", self.ask_all(once, "the engine's own cache"))
+        self.down()
+
+        print(f"two engines and {len(self.pools)} pools over {self.settings.transport}:")
+        for pool in self.pools:
+            pool.start()
+        with concurrent.futures.ThreadPoolExecutor() as both:
+            list(both.map(lambda one: one.up(one.part), (self, self.other)))
+        self.shares(long, of_long)
+        self.at_rest()
+        self.survives(long, of_long)
+        self.at_rest()
+        self.down()
+        self.other.down()
+        self.at_rest("after the engines' end")
+        for pool in self.pools:
+            pool.kill()
+        self.report()
+
+    def shares(self, long, owns):
+        before = self.count("blocks")
+        answers = self.ask_all(long)
+        self.compare("computed by the first", answers, owns)
+        blocks = sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in answers)
+        seconds = self.settle(before + blocks)
+        print(f"  {blocks} blocks were in the pools {seconds:.1f} s after the last answer", flush=True)
+        once = [body | {"max_tokens": 1} for body in long]
+        came = self.other.ask_all(once, "pools")
+        self.other.cached("the second, which has computed none of them", came)
+        self.other.forget()
+        self.other.compare("what the second took from the pools", self.other.ask_all(long), owns)
+        read = self.far_read()
+        self.say(read >= blocks, f"{read} blocks came from the pools, of {blocks}")
+        self.other.forget()
+        self.other.ask_all(once, "its own host memory")
+        self.other.forget()
+        self.other.ask_all([body | {"cache_salt": "other"} for body in once], "computed")
+        self.times |= self.other.times
+        # And the other way: what the second has computed is a hit of the first.
+        fresh = [self.prompt(offload.LONG, 1) for _ in range(2)]
+        before = self.count("blocks")
+        blocks = sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in self.other.ask_all(fresh))
+        self.settle(before + blocks)
+        self.cached("the first, of what the second computed", self.ask_all(fresh))
+
+    def far_read(self):
+        """The store's counters come with a step of the engine, at most once in a second."""
+        time.sleep(1.1)
+        self.other.ask(self.prompt(3, 1))
+        return self.other.counter("store_far_read")
+
+    def survives(self, long, owns):
+        """Something is killed while prompts are under way: of a pool they lose hits, of an engine their connection."""
+        tally, lost, slowest, victims = judge.Tally(), 0, 0.0, []
+        checks = (self, self.other)
+        for kill in range(self.settings.kills):
+            with concurrent.futures.ThreadPoolExecutor() as threads:
+                chosen = [self.chance.randrange(len(long)) for _ in range(4)]
+                for check in checks:
+                    check.forget()
+                asked = [threads.submit(chat, checks[at % 2].url, long[one], 120) for at, one in enumerate(chosen)]
+                time.sleep(self.chance.uniform(0.0, 1.0))
+                # Engines take half a minute to start: every eighth victim is one.
+                victim = checks[self.chance.randrange(2)] if kill % 8 == 7 else self.chance.choice(self.pools)
+                victims.append(type(victim).__name__)
+                victim.down() if isinstance(victim, offload.Check) else victim.kill()
+                answers = [one.result() for one in asked]
+            for at, (one, answer) in enumerate(zip(chosen, answers)):
+                slowest = max(slowest, answer.seconds)
+                if answer.broken and checks[at % 2] is victim:
+                    lost += 1
+                elif answer.broken or answer.status != 200:
+                    self.say(False, f"an answer of an engine that was not killed: {answer.broken or answer.status}")
+                else:
+                    tally.add(answer, owns[one])
+            victim.up(victim.part) if isinstance(victim, offload.Check) else victim.start()
+        text = f"after {len(victims)} kills ({victims.count('Pool')} of pools)"
+        self.say(*tally.result(text))
+        self.say(slowest < 60, f"the slowest answer took {slowest:.1f} s; {lost} were asked of an engine that was killed")
+        found = [check.ask_all([body | {"max_tokens": 1} for body in long[:2]]) for check in checks]
+        self.say(True, f"afterwards {sum(answer.cached or 0 for answers in found for answer in answers)} tokens were cached")
+
+    def at_rest(self, when="at rest"):
+        engines.wait("leases to end", lambda: self.count("leases") == 0, REST_SECONDS)
+        left = {name: self.count(name) for name in ("leases", "verifying_blocks", "fenced_slots", "violations")}
+        self.say(not any(left.values()), f"{when} the pools hold {left}")
+
+    def report(self):
+        print("time to the first token of prompts of 3,300, median of", self.options.prompts)
+        computed = self.times["computed"]
+        for name, seconds in self.times.items():
+            print(f"  {name}: {seconds * 1000:.0f} ms, {seconds / computed:.2f} of computed")
+        self.say(self.times["pools"] < computed, "the first token comes sooner from the pools")
+        self.failed |= self.other.failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kvasir", required=True)
+    parser.add_argument("--ports", default="8101,8102")
+    parser.add_argument("--cores", default="0,1")
+    parser.add_argument("--transport", default="shm", choices=("shm", "tcp"))
+    parser.add_argument("--pools", type=int, default=2)
+    parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=7)
+    check = Check(parser.parse_args())
+    try:
+        check.go()
+    finally:
+        for pool in check.pools:
+            if pool.process is not None and pool.process.poll() is None:
+                pool.kill()
+    sys.exit(1 if check.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
