@@ -1,6 +1,6 @@
 """Conversations through the gateway to two real engines: is what it predicts to be cached what they report?
 
-    routing.py http://127.0.0.1:8200 [--requests 300] [--conversations 40] [--settle 0.3] [--seed 1]
+    routing.py http://127.0.0.1:8200 [--requests 300] [--conversations 40] [--settle 0.3] [--seed 1] [--stores URL…]
     routing.py --direct http://127.0.0.1:8101 http://127.0.0.1:8102
 
 With --direct there is no gateway: the script chooses the engine and predicts from its KV events, which checks the
@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.parse
 
-from engines import chat, get, post, words
+from engines import chat, get, metric, post, words
 
 BLOCK = 32
 
@@ -207,6 +207,7 @@ def main():
     parser.add_argument("--concurrency", type=int, default=2)
     parser.add_argument("--settle", type=float, default=0.3, help="seconds between turns, for events to arrive")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stores", nargs="*", default=[], help="engines with KvasirConnector: some store must have been used")
     run = Run(parser.parse_args())
     threads = [threading.Thread(target=run.go) for _ in range(run.options.concurrency)]
     for thread in threads:
@@ -218,6 +219,12 @@ def main():
         for line in get(run.options.urls[0], "/metrics").splitlines():
             if line.startswith("kvasir_gateway_audit"):
                 print(line)
+    loaded = 0
+    for engine in run.options.stores:
+        came, disk = (int(metric(engine, f"vllm:kvasir_{name}")) for name in ("loaded_blocks_total", "store_disk_read"))
+        print(f"{engine}: {came} blocks came from its store, {disk} of its blocks were read from the disk")
+        loaded += came
+    good &= loaded > 0 or not run.options.stores
     sys.exit(0 if good else 1)
 
 

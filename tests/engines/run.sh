@@ -137,7 +137,8 @@ if [ "$what" = tiers ] || [ "$what" = all ] && [ -z "$direct" ]; then
     small='tiered --num-gpu-blocks-override 192 --max-model-len 3072'
     engines "$small" "$small"
     gateway '' --worker "http://127.0.0.1:$first" --worker "http://127.0.0.1:$second"
-    check tiers "$python" "$here/routing.py" --requests 400 --conversations 60 "http://$gateway"
+    check tiers "$python" "$here/routing.py" --requests 400 --conversations 60 "http://$gateway" \
+        --stores "http://127.0.0.1:$first" "http://127.0.0.1:$second"
 fi
 if [ "$what" = pools ] || [ "$what" = all ] && [ -z "$direct" ]; then
     engines alone 'alone --served-model-name other'

@@ -48,7 +48,7 @@ tiered)
     export PYTHONPATH=$here/../../kvstore/capi/python
     rm -rf "$LAB/tiered-$port"
     kvasir="\"kv_connector\":\"KvasirConnector\",\"kv_connector_module_path\":\"kvasir_kv.vllm\",\"kv_role\":\"kv_both\""
-    tiers="\"host_tier\":{\"capacity\":\"48 MiB\"},\"disk_tier\":{\"capacity\":\"512 MiB\",\"segment\":\"64 MiB\",\
+    tiers="\"host_tier\":{\"capacity\":\"24 MiB\"},\"disk_tier\":{\"capacity\":\"512 MiB\",\"segment\":\"64 MiB\",\
 \"path\":\"$LAB/tiered-$port\"}"
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")

@@ -45,15 +45,25 @@ fn unique() -> u64 {
 
 impl Pool {
     fn new(transport: Transport, slots: u32, slot_bytes: usize, listen: SocketAddr) -> Self {
+        Self::named(
+            &format!("{}-other-nodes-{}", std::process::id(), unique()),
+            transport,
+            slots,
+            slot_bytes,
+            listen,
+        )
+    }
+
+    /// One whose socket has this name, as a node that is started again has.
+    fn named(socket: &str, transport: Transport, slots: u32, slot_bytes: usize, listen: SocketAddr) -> Self {
         let layout = SlabLayout { slot_bytes, slot_count: slots };
         let slab = Arc::new(Slab::create("pool", layout, PageSize::Standard).expect("memory"));
-        let socket = format!("{}-other-nodes-{}", std::process::id(), unique());
         let rails = RailsConfig {
             transports: vec![TransportRequest { transport, is_named: true }],
             role: PeerRole::Store,
             key: SharedKey::default(),
             host: String::new(),
-            socket: worker_socket(&std::env::temp_dir(), &socket),
+            socket: worker_socket(&std::env::temp_dir(), socket),
             shm: dataplane_shm::ShmConfig::default(),
             device: None,
             listen,
@@ -318,4 +328,47 @@ fn a_store_closes_while_fetches_are_under_way() {
     let asked = Instant::now();
     drop(one);
     assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+}
+
+/// Pools that end and come back in the middle of saves and fetches, many times: what is saved afterwards is shared, all of it.
+#[test]
+fn pools_that_come_and_go_leave_nothing_behind() {
+    let random = &mut Random(seed(2008));
+    let names = [0, 1].map(|number| format!("{}-come-and-go-{number}", std::process::id()));
+    let start = |name: &str| Pool::named(name, Transport::Shm, 128, SLOT, loopback(0));
+    let mut pools = names.each_ref().map(|name| Some(start(name)));
+    let far = nodes(&pools.iter().flatten().collect::<Vec<_>>()).replace("2s", "200ms");
+    let (one, saved, of_one) = store(&far, random);
+    let (two, mut loaded, of_two) = store(&far, random);
+    for round in 0..40 {
+        let (chain, blocks) = chain(100 + round, 40);
+        assert_eq!(one.save(of_one, &chain, &blocks).0, 0);
+        submit_fetch(&two, 9, &chain, 0);
+        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        let victim = random.below(2) as usize;
+        pools[victim] = None;
+        std::thread::sleep(Duration::from_millis(random.below(30)));
+        pools[victim] = Some(start(&names[victim]));
+        let asked = two.poll(Duration::from_secs(30)).payload_bytes as usize;
+        assert!(asked <= 40);
+        if asked > 0 {
+            assert_eq!(two.load(of_two, &chain[..asked], &blocks[..asked]).0, 0);
+            (0..asked as u64).for_each(|block| {
+                assert_eq!(loaded.payload_now(block), saved.payload(block), "block {block}")
+            });
+        }
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut round = 200;
+    loop {
+        let (chain, blocks) = chain(round, 40);
+        assert_eq!(one.save(of_one, &chain, &blocks).0, 0);
+        std::thread::sleep(Duration::from_millis(300));
+        if fetch(&two, &chain, 0) == 40 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{:?}", one.statistics());
+        round += 1;
+    }
+    pools.iter().flatten().for_each(|pool| pool.wait("leases", |leases| leases == 0));
 }

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 IDENTITY_BYTES = 16
@@ -271,11 +272,19 @@ class _Statistics(ctypes.Structure):
     ]
 
 
+def _found_library() -> str:
+    """The library that a wheel has inside, else the name for the loader's own search."""
+    inside = Path(__file__).with_name(_LIBRARY_NAME)
+    return str(inside) if inside.exists() else _LIBRARY_NAME
+
+
 class Library:
-    """The loaded library. `path` is a file, or empty for `KVASIR_KV_LIBRARY` and then the loader's own search."""
+    """The loaded library. `path` is a file, or empty for `KVASIR_KV_LIBRARY`, then the one in this package's folder, and then the
+    loader's own search.
+    """
 
     def __init__(self, path: str = "") -> None:
-        self.path = path or os.environ.get("KVASIR_KV_LIBRARY") or _LIBRARY_NAME
+        self.path = path or os.environ.get("KVASIR_KV_LIBRARY") or _found_library()
         try:
             self.calls = ctypes.CDLL(self.path)
             self._declare()

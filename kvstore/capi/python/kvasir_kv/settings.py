@@ -1,6 +1,6 @@
 """What an engine is started with: `kv_connector_extra_config` of vLLM.
 
-    library            path of libkvasir_kv; default: KVASIR_KV_LIBRARY, then the loader's own search
+    library            path of libkvasir_kv; default: KVASIR_KV_LIBRARY, then the one in this package, then the loader's own search
     store              the store's configuration, as an object of sections or as TOML text (see `kvasir_kv_open`)
     store_file         the same in a file of TOML; one of the two at most
     namespace          text that keeps this engine's blocks apart from others'; default ""

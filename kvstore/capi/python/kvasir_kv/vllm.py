@@ -1,5 +1,5 @@
-"""Kvasir's connector for vLLM, written for 0.32: it keeps the KV blocks of an engine in Kvasir's host and disk tiers, and
-hands those of a prompt from the engine that computes it to the one that generates from it.
+"""Kvasir's connector for vLLM, written for 0.32: it keeps the KV blocks of an engine in Kvasir's tiers, shares them with other
+engines, and hands those of a prompt from the engine that computes it to the one that generates from it.
 
     vllm serve MODEL --prefix-caching-hash-algo sha256_cbor --kv-transfer-config '{"kv_connector": "KvasirConnector",
         "kv_connector_module_path": "kvasir_kv.vllm", "kv_role": "kv_both", "kv_load_failure_policy": "recompute",

@@ -229,7 +229,7 @@ fn portion_from(identity: BlockIdentity, portion: Portion, tiers: &Tiers) -> Fou
     let mut parent = last.description.parent;
     let mut blocks = vec![last];
     for _ in 0..steps {
-        // One that tells no parent and is not the first has no group.
+        // A block without a parent that is not the first of its chain has no group.
         let Some(wanted) = parent else { return Found::Nothing };
         let Some(before) = outgoing(wanted, tiers) else { return Found::Missing(wanted) };
         (head, parent) = (before.identity, before.description.parent);
