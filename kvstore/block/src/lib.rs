@@ -4,15 +4,18 @@
 //! * [`IdentityChain`] and [`BlockIdentity`]: 128-bit keyed identity of *stored* KV. It decides what a user
 //!   reads, so model, layout, tenant and every token before it are part of it.
 //! * [`BlockLayout`]: bytes and strides of a block.
+//! * [`TokenBucket`]: how many bytes of blocks may go now, under every limit of the tiers.
 //!
 //! Hashing runs on the request path: it allocates only the result and makes no system call.
 
 #![forbid(unsafe_code)]
 
+mod bucket;
 mod identity;
 mod layout;
 mod routing;
 
+pub use bucket::TokenBucket;
 pub use identity::{BlockIdentity, IdentityChain};
 pub use layout::{BlockLayout, ElementType, LayoutError};
 pub use routing::{

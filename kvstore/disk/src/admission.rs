@@ -10,7 +10,7 @@
 use std::num::NonZeroU64;
 use std::time::Instant;
 
-use kvstore_bandwidth::TokenBucket;
+use kvstore_block::TokenBucket;
 
 use crate::Moment;
 

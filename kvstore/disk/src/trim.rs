@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvstore_bandwidth::TokenBucket;
+use kvstore_block::TokenBucket;
 use kvstore_io::{IoErrorKind, Operation as Direction};
 
 use crate::admission;

@@ -8,7 +8,7 @@
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-use kvstore_bandwidth::TokenBucket;
+use kvstore_block::TokenBucket;
 
 use crate::tier::{TIERS, Tier};
 

@@ -47,6 +47,33 @@ pub(super) fn invalid(what: &str) -> Failure {
     Failure::new(Status::InvalidArgument, what)
 }
 
+/// A structure of C that has grown since its first version, and says in a field how long the caller's is: fields that the caller does
+/// not know are null or zero. `name` is the structure's, `least` the length of its first version.
+///
+/// # Safety
+/// `from` must be null, or valid for reads of as many bytes as `bytes_of` gives; that may read its field. Zero must be a value of
+/// every field.
+pub(super) unsafe fn versioned<T: Copy>(
+    from: *const T,
+    name: &str,
+    least: usize,
+    bytes_of: impl FnOnce(*const T) -> usize,
+) -> Result<T, Failure> {
+    if from.is_null() || !from.is_aligned() {
+        return Err(invalid(&format!("the {name} is a null pointer or not aligned")));
+    }
+    let bytes = bytes_of(from);
+    if bytes < least {
+        return Err(invalid(&format!("bytes is {bytes}, and a {name} has at least {least}")));
+    }
+    let mut read = std::mem::MaybeUninit::<T>::zeroed();
+    let known = bytes.min(size_of::<T>());
+    // SAFETY: valid for as many bytes by the contract of this function; both are of this type, and nobody else has `read`.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), read.as_mut_ptr().cast::<u8>(), known) };
+    // SAFETY: what was not copied is zero, which is a value by the contract of this function.
+    Ok(unsafe { read.assume_init() })
+}
+
 /// Writes to where C wants it, if it does.
 ///
 /// # Safety

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use super::boundary::{Handle, copy_text, elements, guarded, invalid, string, tell};
+use super::boundary::{Handle, copy_text, elements, guarded, invalid, string, tell, versioned};
 use crate::device::DeviceEvent;
 use crate::handles::{self, Opened};
 use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push, RailStatistics, StageStatistics};
@@ -65,21 +65,10 @@ fn handoffs(opened: &Opened) -> Result<&std::sync::Arc<HandOffs>, Failure> {
 /// # Safety
 /// As in the header: null, or as long as its field `bytes` says.
 unsafe fn read(handoff: *const HandOff) -> Result<HandOff, Failure> {
-    if handoff.is_null() || !handoff.is_aligned() {
-        return Err(invalid("the hand-off is a null pointer or not aligned"));
-    }
     // SAFETY: not null, and every version has this field.
-    let bytes = unsafe { (*handoff).bytes } as usize;
-    let least = std::mem::offset_of!(HandOff, event);
-    if bytes < least {
-        return Err(invalid(&format!("bytes is {bytes}, and a kvasir_kv_handoff has at least {least}")));
-    }
-    let mut read = std::mem::MaybeUninit::<HandOff>::zeroed();
-    let known = bytes.min(size_of::<HandOff>());
-    // SAFETY: the caller promised as many bytes; both are of this type, and nobody else has `read`.
-    unsafe { std::ptr::copy_nonoverlapping(handoff.cast::<u8>(), read.as_mut_ptr().cast::<u8>(), known) };
-    // SAFETY: plain numbers and pointers, for which zero is a value.
-    Ok(unsafe { read.assume_init() })
+    let bytes_of = |handoff: *const HandOff| unsafe { (*handoff).bytes } as usize;
+    // SAFETY: the caller promised as many bytes; plain numbers and pointers, for which zero is a value.
+    unsafe { versioned(handoff, "kvasir_kv_handoff", std::mem::offset_of!(HandOff, event), bytes_of) }
 }
 
 /// # Safety

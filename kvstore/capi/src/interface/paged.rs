@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::boundary::{Handle, elements, guarded, invalid, tell};
+use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
 use crate::backend::{Backend, ChainPlace, Identity};
 use crate::device::{DeviceEvent, Job};
 use crate::handles::{self, Opened};
@@ -52,24 +52,16 @@ const POSITIONS_MAX: usize = 1 << 31;
 /// # Safety
 /// As in the header: null, or as long as its field `bytes` says, or up to the event.
 unsafe fn read(transfer: *const Transfer) -> Result<Transfer, Failure> {
-    if transfer.is_null() || !transfer.is_aligned() {
-        return Err(invalid("the transfer is a null pointer or not aligned"));
-    }
     let least = std::mem::offset_of!(Transfer, parent);
-    // SAFETY: not null, and every version has this field.
-    let bytes = match unsafe { (*transfer).bytes } as usize {
-        0 => least,
-        bytes => bytes,
+    let bytes_of = |transfer: *const Transfer| {
+        // SAFETY: not null, and every version has this field.
+        match unsafe { (*transfer).bytes } as usize {
+            0 => least,
+            bytes => bytes,
+        }
     };
-    if bytes < least {
-        return Err(invalid(&format!("bytes is {bytes}, and a kvasir_kv_transfer has at least {least}")));
-    }
-    let mut read = std::mem::MaybeUninit::<Transfer>::zeroed();
-    let known = bytes.min(size_of::<Transfer>());
-    // SAFETY: the caller promised as many bytes; both are of this type, and nobody else has `read`.
-    unsafe { std::ptr::copy_nonoverlapping(transfer.cast::<u8>(), read.as_mut_ptr().cast::<u8>(), known) };
-    // SAFETY: plain numbers and pointers, for which zero is a value.
-    Ok(unsafe { read.assume_init() })
+    // SAFETY: the caller promised as many bytes; plain numbers and pointers, for which zero is a value.
+    unsafe { versioned(transfer, "kvasir_kv_transfer", least, bytes_of) }
 }
 
 /// # Safety

@@ -10,8 +10,7 @@ use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use dataplane_fabric::Fabric;
-use kvstore_bandwidth::TokenBucket;
-use kvstore_block::BlockIdentity;
+use kvstore_block::{BlockIdentity, TokenBucket};
 
 use super::RemotePool;
 use super::operation::{Operation, StoreBlock, Verified};
