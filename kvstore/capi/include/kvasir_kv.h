@@ -298,8 +298,8 @@ typedef struct kvasir_kv_event {
 
 /*
  * Takes at most `capacity` events, in the order in which they happened, and writes how many to `count`. Does not wait. Blocks
- * that a disk has kept from before the store was opened are not told as stored. When `queue.events` is half full news of stored blocks are dropped,
- * and when it is full those of removed ones: `events_lost` counts both. With `queue.events` 0 there are none. OK,
+ * that a disk has kept from before the store was opened are not told as stored. When `queue.events` is half full news of stored
+ * blocks are dropped, and when it is full those of removed ones: `events_lost` counts both. With `queue.events` 0 there are none. OK,
  * KVASIR_KV_INVALID_ARGUMENT (a null pointer, or a `capacity` of 0) or KVASIR_KV_INVALID_HANDLE.
  */
 int32_t kvasir_kv_take_events(kvasir_kv *handle, kvasir_kv_event *events, size_t capacity, size_t *count);

@@ -106,7 +106,7 @@ impl Fetches {
     }
 }
 
-/// What the store's thread reports of fetches; dropped when that ends.
+/// The way of the store's thread to its fetches; dropped when that thread ends.
 pub(crate) struct FetchReports(Weak<Fetches>);
 
 impl FetchReports {

@@ -54,7 +54,7 @@ impl Pool {
         )
     }
 
-    /// One whose socket has this name, as a node that is started again has.
+    /// A pool whose socket has this name, which a node that is started again keeps.
     fn named(socket: &str, transport: Transport, slots: u32, slot_bytes: usize, listen: SocketAddr) -> Self {
         let layout = SlabLayout { slot_bytes, slot_count: slots };
         let slab = Arc::new(Slab::create("pool", layout, PageSize::Standard).expect("memory"));
@@ -204,7 +204,7 @@ fn a_pool_that_is_gone_is_a_miss_and_comes_back() {
         assert_eq!(fetch(&two, &names, 0), 0);
         assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     }
-    // One that is started anew has nothing; what is saved from then on is shared again.
+    // The new pool begins empty; blocks that are saved from then on are shared again.
     let pool = Pool::new(Transport::Tcp, 128, SLOT, listen);
     let mut round = 3;
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -255,7 +255,7 @@ fn a_store_without_other_tiers_answers_a_fetch_at_once() {
     assert_eq!((fetch(&one, &names, 0), fetch(&one, &names, 3), fetch(&one, &[], 0)), (8, 8, 0));
 }
 
-/// What tiers gain and lose is told in its order, by names.
+/// Events name the blocks that tiers gain and lose, in their order.
 #[test]
 fn the_tiers_tell_what_they_gain_and_lose() {
     let random = &mut Random(seed(2005));
@@ -317,7 +317,7 @@ fn blocks_too_large_for_a_pool_are_counted() {
 #[test]
 fn a_store_closes_while_fetches_are_under_way() {
     let random = &mut Random(seed(2007));
-    // It takes connections and says nothing.
+    // The listener takes connections and says nothing.
     let silent = std::net::TcpListener::bind(loopback(0)).expect("a port");
     let address = silent.local_addr().expect("an address");
     let far = format!("[remote_tier]\nnodes = [\"n=tcp:{address}\"]\ndeadline = \"60s\"\n");

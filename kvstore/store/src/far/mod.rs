@@ -143,7 +143,7 @@ pub trait FarTier: Send {
     /// ([`FarResult::Offered`]).
     fn has_room(&self, bytes: u64) -> bool;
     /// Offers it a portion that is new here; `head` is the first block of the group or run. False when it cannot be taken now.
-    /// What is taken is answered once ([`FarResult::Offered`]).
+    /// Each portion that is taken is answered once ([`FarResult::Offered`]).
     fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool;
 }
 

@@ -325,9 +325,9 @@ async fn write_run(objects: &Objects, blocks: Vec<Outgoing>) -> Result<Option<us
     let mut run = Vec::with_capacity(count);
     for block in blocks {
         let (identity, meta) = (block.identity, block.description.meta.to_vec().into());
-        // One that is damaged here is no part of an object, and neither is its run.
+        // A damaged block is no part of an object, and neither is its run.
         let Some(payload) = block.block.to_bytes() else { return Ok(Some(0)) };
-        // Its slot is free again; the upload has bytes of its own.
+        // The slot is free again; the upload has bytes of its own.
         drop(block);
         run.push(Block { identity, meta, payload: payload.into() });
         tokio::task::yield_now().await;

@@ -194,7 +194,7 @@ impl FarLinks {
                     break;
                 }
                 if !link.offer(blocks, head) {
-                    // Its thread takes no commands now; nothing tells when it does.
+                    // The tier's thread takes no commands now; nothing tells when it does.
                     backlog.waiting.push_front(identity);
                     backlog.failed(now);
                     break;
