@@ -276,6 +276,8 @@ typedef struct kvasir_kv_statistics {
     uint64_t far_written;    /* blocks sent there */
     uint64_t far_too_large;  /* blocks that do not fit the slots of other nodes: their `store.slot` is too small */
     uint64_t events_lost;    /* events that `queue.events` had no room for */
+    uint64_t recomputed;     /* blocks that plans left to be computed although they were here: loading takes longer */
+    uint64_t late;           /* blocks that did not come before the deadlines of their loads */
 } kvasir_kv_statistics;
 
 /*
@@ -313,15 +315,15 @@ typedef enum kvasir_kv_operation {
     KVASIR_KV_LOAD = 6,
     KVASIR_KV_PUSH = 7, /* of kvasir_kv_submit_handoff only, as the next one */
     KVASIR_KV_EXPECT = 8,
-    KVASIR_KV_FETCH = 9
+    KVASIR_KV_FETCH = 9 /* of kvasir_kv_submit_transfer only */
 } kvasir_kv_operation;
 
 typedef struct kvasir_kv_request {
     uint64_t user;      /* comes back in the completion */
     uint32_t operation; /* kvasir_kv_operation */
-    uint32_t held;      /* of a fetch: how many of the blocks, from the first on, the caller has itself; else 0 */
+    uint32_t reserved;  /* 0 */
     const uint8_t (*identities)[16];
-    size_t identity_count; /* 1; for a match or a fetch at most 2^20, also of all matches, fetches and transfers under way together */
+    size_t identity_count; /* 1; for a match at most 2^20, also of all matches, fetches and transfers under way together */
     kvasir_kv_buffer meta;
     const kvasir_kv_buffer *payload;
     size_t payload_count;
@@ -343,13 +345,6 @@ typedef struct kvasir_kv_completion {
  * closed meanwhile. The requests, identities and arrays of buffers are copied; the memory that the buffers name must
  * stay as it is until the completion was polled or kvasir_kv_close returned. Requests run side by side and complete in
  * any order.
- *
- * A fetch looks for blocks in the tiers that are not on this node ([remote_tier], then [object_tier]) and brings what it finds into
- * memory. Its identities are a chain from its very first block: each hangs on the one before it, as a save of a chain
- * told. The caller has the first `held` of them and does not need these. `payload_bytes` of its completion is how many of the
- * blocks, from the first on, are here now, those that the caller has included: in memory, or on the disk. It ends within the
- * tiers' deadlines together, and at once when all blocks are here or there are no such tiers. Blocks that it brought may be
- * evicted like all others: load them soon.
  */
 int32_t kvasir_kv_submit(kvasir_kv *handle, const kvasir_kv_request *requests, size_t count, size_t *accepted);
 
@@ -412,11 +407,11 @@ int32_t kvasir_kv_unregister(kvasir_kv *handle, uint64_t id);
 
 typedef struct kvasir_kv_transfer {
     uint64_t user;      /* comes back in the completion */
-    uint32_t operation; /* KVASIR_KV_SAVE or KVASIR_KV_LOAD */
+    uint32_t operation; /* KVASIR_KV_SAVE, KVASIR_KV_LOAD or KVASIR_KV_FETCH */
     uint32_t bytes;     /* sizeof(kvasir_kv_transfer); 0: the fields up to `event` */
-    uint64_t tensors;   /* what kvasir_kv_register wrote */
+    uint64_t tensors;   /* what kvasir_kv_register wrote; of a fetch 0 */
     const uint8_t (*identities)[16];
-    const uint64_t *blocks; /* the number of each identity's block, below `blocks` of the tensors */
+    const uint64_t *blocks; /* the number of each identity's block, below `blocks` of the tensors; of a fetch null */
     size_t count;           /* of both; at most 2^20, also of all matches, fetches and transfers under way together */
     void *event;            /* KVASIR_KV_CUDA: a CUevent (cudaEvent_t), or null; otherwise null */
     /* Of a save, what hangs on what: */
@@ -424,6 +419,8 @@ typedef struct kvasir_kv_transfer {
     uint32_t position;           /* how many blocks are before the first in its chain; with count below 2^31 */
     uint32_t is_chain;           /* 1: each block hangs on the one before it, the first on `parent`; 0: each stands for itself,
                                     and `parent` is null, `position` 0 */
+    uint32_t deadline_us; /* of a load or a fetch: how long it may take, as a plan says; 0: 10 s, or the tiers' deadlines together */
+    uint32_t held;        /* of a fetch: how many of the blocks, from the first on, the caller has itself; else 0 */
 } kvasir_kv_transfer;
 
 /*
@@ -441,7 +438,15 @@ typedef struct kvasir_kv_transfer {
  * A load fills the blocks in order. `payload_bytes` of its completion is the length of the loaded prefix, which ends at
  * the first block that is a miss: one that is not there, is damaged, does not come in time, or has another size or a
  * meta. The status is OK when all came, MISS when fewer did, or a failure. Blocks beyond the prefix may hold anything.
- * A block must not be named twice in a load.
+ * A block must not be named twice in a load. Blocks that are in memory come whatever the deadline is: it bounds the wait for the
+ * disk.
+ *
+ * A fetch looks for blocks in the tiers that are not on this node ([remote_tier], then [object_tier]) and brings what it finds into
+ * memory. Its identities are a chain from its very first block: each hangs on the one before it, as a save of a chain
+ * told. The caller has the first `held` of them and does not need these. `payload_bytes` of its completion is how many of the
+ * blocks, from the first on, are here now, those that the caller has included: in memory, or on the disk. It ends within
+ * `deadline_us` and the tiers' deadlines together, and at once when all blocks are here or there are no such tiers. Blocks that it
+ * brought may be evicted like all others: load them soon.
  *
  * The blocks' memory must stay, untouched by others (a save: unchanged), until the completion was polled or
  * kvasir_kv_close returned. Transfers may run side by side, also parts of one; of two transfers that name the same
@@ -452,6 +457,40 @@ typedef struct kvasir_kv_transfer {
  * be polled, the device's work is over: whatever is put on any stream from then on finds a load's bytes.
  */
 int32_t kvasir_kv_submit_transfer(kvasir_kv *handle, const kvasir_kv_transfer *transfer);
+
+/* A prompt that an engine is about to compute. Later versions append fields. */
+typedef struct kvasir_kv_prompt {
+    uint32_t bytes;                  /* sizeof(kvasir_kv_prompt) */
+    uint32_t block_tokens;           /* tokens of a block; not 0 */
+    const uint8_t (*identities)[16]; /* its whole blocks behind the `held` ones, in order */
+    size_t count;                    /* at most 2^20 */
+    uint64_t held;                   /* blocks from its beginning that the engine has; at most 2^20 */
+    uint64_t tokens;                 /* of the prompt; no less than its blocks have, and below 2^31 */
+    uint64_t queued_tokens;          /* of other prompts, which the engine computes before this one; below 2^31 */
+    uint32_t may_fetch;              /* 1: the tiers that are not on this node come into question; 0: they have been asked */
+    uint32_t reserved;               /* 0 */
+} kvasir_kv_prompt;
+
+typedef struct kvasir_kv_plan {
+    uint32_t operation;   /* KVASIR_KV_LOAD, KVASIR_KV_FETCH, or 0: compute all of it */
+    uint32_t deadline_us; /* of the kvasir_kv_transfer that follows */
+    uint64_t blocks;      /* of a load: how many of `identities`, from the first on */
+} kvasir_kv_plan;
+
+/*
+ * Says what gives a prompt's first token soonest: to compute it, to load blocks that this node has and compute the rest, or to
+ * fetch blocks from other nodes and then plan again without `may_fetch`. The library measures its tiers by the loads and fetches
+ * that it carries out, and learns from kvasir_kv_observe_prefill how fast the engine is; before that it takes both for what is usual, and
+ * loads few blocks at a time from a disk that it has not measured. A load that waits longer than its deadline costs more than it can still
+ * save. Does not wait; may have a few blocks of a disk that is not used read in the background, so that its speed stays known.
+ */
+int32_t kvasir_kv_plan_prompt(kvasir_kv *handle, const kvasir_kv_prompt *prompt, kvasir_kv_plan *plan);
+
+/*
+ * Tells how long the engine took to compute `tokens` tokens of prompts behind `context` tokens: of several prompts in one step the
+ * sum of tokens, and the context of one prompt of that sum with as many pairs of a token and one that it attends to. Both are below 2^31.
+ */
+int32_t kvasir_kv_observe_prefill(kvasir_kv *handle, uint64_t tokens, uint64_t context, uint64_t elapsed_us);
 
 /* How a transfer that was expected has ended. */
 typedef enum kvasir_kv_ending {

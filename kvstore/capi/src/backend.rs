@@ -1,5 +1,7 @@
 //! What a store does for this interface. All calls may block; any number of threads may make them.
 
+use std::time::{Duration, Instant};
+
 use crate::buffers::{Destination, Source};
 
 /// Names a block: model, layout, tenant and all tokens up to its end (`kvstore-block`'s `BlockIdentity`).
@@ -35,12 +37,20 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<GetOutcome, BackendError>;
 
     /// Reads blocks in order up to the first that is a miss, each to the place of its number; tells how many. A block with
-    /// a meta, or of another length than its place, is a miss too, as is one that cannot be looked for now. All places may
-    /// have been written to.
+    /// a meta, or of another length than its place, is a miss too, as is one that cannot be looked for now, or that the disk has
+    /// not given at the deadline. All places may have been written to.
     ///
     /// # Errors
     /// The store cannot read.
-    fn get_prefix(&self, identities: &[Identity], places: &mut [Destination]) -> Result<usize, BackendError>;
+    fn get_prefix(
+        &self,
+        identities: &[Identity],
+        places: &mut [Destination],
+        deadline: Instant,
+    ) -> Result<Loaded, BackendError>;
+
+    /// A load is over, of which `loaded` says what came. `is_late`: its deadline has passed.
+    fn observe_load(&self, loaded: Loaded, elapsed: Duration, is_late: bool);
 
     /// The longest payload that [`Self::put`] takes.
     fn payload_bytes_max(&self) -> usize;
@@ -80,6 +90,17 @@ pub enum GetOutcome {
     Miss,
     /// Too many requests are inside to look for it now.
     Throttled,
+}
+
+/// What came of a load of several blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Loaded {
+    /// Blocks read, from the first on.
+    pub blocks: usize,
+    /// Blocks that the disk was asked for, read or not.
+    pub asked_of_disk: usize,
+    /// Blocks that came from there.
+    pub from_disk: usize,
 }
 
 /// What became of a block that was to be stored.
@@ -133,6 +154,10 @@ pub struct Statistics {
     pub far_too_large: u64,
     /// Events that there was no room for.
     pub events_lost: u64,
+    /// Blocks that plans left to be computed although they were here: loading them would have taken longer.
+    pub recomputed: u64,
+    /// Blocks that did not come within the time that their loads had.
+    pub late: u64,
 }
 
 /// A call that failed.

@@ -63,8 +63,15 @@ impl Fetches {
     }
 
     /// Begins a fetch of the blocks of a prompt, the first `held` of which the caller has and does not need. The queue has admitted
-    /// as many identities.
-    pub(crate) fn begin(&self, store: &StoreBackend, user: u64, identities: &[Identity], held: usize) {
+    /// as many identities. `deadline`: how long it may take, if that is less than what the tiers may take.
+    pub(crate) fn begin(
+        &self,
+        store: &StoreBackend,
+        user: u64,
+        identities: &[Identity],
+        held: usize,
+        deadline: Option<Duration>,
+    ) {
         let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
         let found = held + store.store().look_up(&chain[held..]);
         let Some(patience) = self.patience.filter(|_| found < chain.len()) else {
@@ -75,7 +82,7 @@ impl Fetches {
         let request = under_way.next;
         under_way.fetches.insert(request, Fetch { user, blocks: chain.len() });
         drop(under_way);
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + deadline.map_or(patience, |deadline| deadline.min(patience));
         let (metas, tenant) = (Vec::new(), TenantId(0));
         let prepare = Prepare { request, chain, device_blocks: held, metas, tenant, deadline };
         if let Err(Throttled(refused)) = store.store().prepare(prepare) {

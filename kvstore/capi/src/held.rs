@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use kvstore_block::BlockIdentity;
 use kvstore_store::HostBlock;
 
-use crate::backend::{BackendError, Identity};
-use crate::store::{QUEUE_PAUSE, READ_MAX, StoreBackend, failed};
+use crate::backend::{BackendError, Identity, Loaded};
+use crate::store::{QUEUE_PAUSE, StoreBackend, failed};
 
 /// How often one who waits for the store looks whether it still runs.
 const ALIVE_CHECK: Duration = Duration::from_millis(100);
@@ -41,13 +41,14 @@ impl StoreBackend {
         &self,
         operation: &'static str,
         chain: Vec<BlockIdentity>,
+        deadline: Instant,
     ) -> Result<Option<Receiver<Vec<HostBlock>>>, BackendError> {
         let (reply, blocks) = sync_channel(1);
         let reply = move |blocks| {
             // Whoever asked may have given up; the blocks go back with the answer.
             let _gone = reply.send(blocks);
         };
-        match self.store().hold(chain, Instant::now() + READ_MAX, reply) {
+        match self.store().hold(chain, deadline, reply) {
             Ok(()) => Ok(Some(blocks)),
             Err(_) if self.store().is_alive() => Ok(None),
             Err(_) => Err(failed(operation, "the store has stopped")),
@@ -59,58 +60,67 @@ impl StoreBackend {
         &self,
         operation: &'static str,
         chain: Vec<BlockIdentity>,
+        deadline: Instant,
     ) -> Result<Option<Vec<HostBlock>>, BackendError> {
-        let asked = self.ask(operation, chain)?;
+        let asked = self.ask(operation, chain, deadline)?;
         asked.map(|blocks| self.answer(operation, &blocks)).transpose()
     }
 
-    /// Asks for a block; `None` when it is not there, or cannot be asked for now.
-    fn begin(&self, identity: &Identity) -> Result<Option<Asked>, BackendError> {
+    /// Asks for a block; `None` when it is not there, or cannot be asked for now. After the deadline the disk is not asked.
+    fn begin(&self, identity: &Identity, deadline: Instant) -> Result<Option<Asked>, BackendError> {
         let chain = [BlockIdentity(*identity)];
         if let Some(held) = self.store().hold_now(&chain) {
             return Ok(Some(Asked::Here(held)));
         }
-        if !self.is_there(identity) {
+        if !self.is_there(identity) || Instant::now() >= deadline {
             return Ok(None);
         }
-        Ok(self.ask("load", chain.into())?.map(Asked::Coming))
+        Ok(self.ask("load", chain.into(), deadline)?.map(Asked::Coming))
     }
 
     /// Asks for blocks up to the first that is not there. All are asked for before the first is waited for, so that the disk
     /// reads them at a time. Each stands for itself: they are no chain for the store.
-    pub(crate) fn begin_all(&self, identities: &[Identity]) -> Result<VecDeque<Asked>, BackendError> {
+    pub(crate) fn begin_all(
+        &self,
+        identities: &[Identity],
+        deadline: Instant,
+    ) -> Result<VecDeque<Asked>, BackendError> {
         let mut asked = VecDeque::with_capacity(identities.len());
         for identity in identities {
-            let Some(begun) = self.begin(identity)? else { break };
+            let Some(begun) = self.begin(identity, deadline)? else { break };
             asked.push_back(begun);
         }
         Ok(asked)
     }
 
     /// Waits for the next block of those that were asked for, or asks for it now; nothing when it is a miss. `is_alone`: the
-    /// caller holds no others, so that it is worth waiting for room.
+    /// caller holds no others, so that it is worth waiting for room. What came, and from where, is counted in `loaded`.
     pub(crate) fn arrive(
         &self,
         identity: &Identity,
         asked: &mut VecDeque<Asked>,
         is_alone: bool,
+        deadline: Instant,
+        loaded: &mut Loaded,
     ) -> Result<Vec<HostBlock>, BackendError> {
-        let deadline = Instant::now() + READ_MAX;
         let begun = match asked.pop_front() {
-            None => self.begin(identity)?,
+            None => self.begin(identity, deadline)?,
             begun => begun,
         };
+        let is_coming = matches!(begun, Some(Asked::Coming(_)));
         let mut held = match begun {
             None => Vec::new(),
             Some(Asked::Here(held)) => held,
             Some(Asked::Coming(answer)) => self.answer("load", &answer)?,
         };
+        loaded.asked_of_disk += usize::from(is_coming);
+        loaded.from_disk += usize::from(is_coming && !held.is_empty());
         while is_alone && held.is_empty() && self.is_there(identity) && Instant::now() < deadline {
             // There is no room for it now. Those behind it may have taken it, here or in other loads, which do the same: so
             // somebody always goes on.
             asked.clear();
             std::thread::sleep(QUEUE_PAUSE);
-            held = self.hold("load", vec![BlockIdentity(*identity)])?.unwrap_or_default();
+            held = self.hold("load", vec![BlockIdentity(*identity)], deadline)?.unwrap_or_default();
         }
         Ok(held)
     }
@@ -149,11 +159,13 @@ impl StoreBackend {
         &self,
         identities: &[Identity],
         is_right: impl Fn(&HostBlock) -> bool,
+        deadline: Instant,
+        loaded: &mut Loaded,
     ) -> Result<Vec<HostBlock>, BackendError> {
-        let mut asked = self.begin_all(identities)?;
+        let mut asked = self.begin_all(identities, deadline)?;
         let mut prefix: Vec<HostBlock> = Vec::with_capacity(asked.len());
         for identity in identities {
-            let mut held = self.arrive(identity, &mut asked, prefix.is_empty())?;
+            let mut held = self.arrive(identity, &mut asked, prefix.is_empty(), deadline, loaded)?;
             match held.pop() {
                 Some(block) if is_right(&block) => prefix.push(block),
                 _ => break,

@@ -8,7 +8,7 @@ use crate::backend::Statistics;
 use crate::buffers::Buffer;
 use crate::events::Event;
 use crate::handoff::{HandOffStatistics, RailStatistics, StageStatistics};
-use crate::interface::{HandOff, Request, Transfer};
+use crate::interface::{Answer, HandOff, Prompt, Request, Transfer};
 use crate::queue::Completion;
 use crate::tensors::{Plane, Tensors};
 
@@ -19,7 +19,7 @@ const _: () = {
 
     assert!(size_of::<Request>() == 64 && align_of::<Request>() == 8);
     assert!(offset_of!(Request, user) == 0 && offset_of!(Request, operation) == 8);
-    assert!(offset_of!(Request, held) == 12 && offset_of!(Request, identities) == 16);
+    assert!(offset_of!(Request, reserved) == 12 && offset_of!(Request, identities) == 16);
     assert!(offset_of!(Request, identity_count) == 24 && offset_of!(Request, meta) == 32);
     assert!(offset_of!(Request, payload) == 48 && offset_of!(Request, payload_count) == 56);
 
@@ -28,11 +28,12 @@ const _: () = {
     assert!(offset_of!(Completion, reserved) == 12 && offset_of!(Completion, meta_bytes) == 16);
     assert!(offset_of!(Completion, payload_bytes) == 24);
 
-    assert!(size_of::<Statistics>() == 144 && align_of::<Statistics>() == 8);
+    assert!(size_of::<Statistics>() == 160 && align_of::<Statistics>() == 8);
     assert!(offset_of!(Statistics, blocks) == 0 && offset_of!(Statistics, hits) == 24);
     assert!(offset_of!(Statistics, evicted) == 56 && offset_of!(Statistics, disk_blocks) == 64);
     assert!(size_of::<Event>() == 24 && offset_of!(Event, kind) == 16 && offset_of!(Event, tier) == 20);
     assert!(offset_of!(Statistics, damaged) == 104 && offset_of!(Statistics, far_written) == 120);
+    assert!(offset_of!(Statistics, events_lost) == 136 && offset_of!(Statistics, late) == 152);
 
     assert!(size_of::<Plane>() == 24 && align_of::<Plane>() == 8);
     assert!(offset_of!(Plane, start) == 0 && offset_of!(Plane, block_stride) == 8);
@@ -43,13 +44,24 @@ const _: () = {
     assert!(offset_of!(Tensors, blocks) == 8 && offset_of!(Tensors, planes) == 16);
     assert!(offset_of!(Tensors, plane_count) == 24);
 
-    assert!(size_of::<Transfer>() == 72 && align_of::<Transfer>() == 8);
+    assert!(size_of::<Transfer>() == 80 && align_of::<Transfer>() == 8);
     assert!(offset_of!(Transfer, user) == 0 && offset_of!(Transfer, operation) == 8);
     assert!(offset_of!(Transfer, bytes) == 12 && offset_of!(Transfer, tensors) == 16);
     assert!(offset_of!(Transfer, identities) == 24 && offset_of!(Transfer, blocks) == 32);
     assert!(offset_of!(Transfer, count) == 40 && offset_of!(Transfer, event) == 48);
     assert!(offset_of!(Transfer, parent) == 56 && offset_of!(Transfer, position) == 64);
-    assert!(offset_of!(Transfer, is_chain) == 68);
+    assert!(offset_of!(Transfer, is_chain) == 68 && offset_of!(Transfer, deadline_us) == 72);
+    assert!(offset_of!(Transfer, held) == 76);
+
+    assert!(size_of::<Prompt>() == 56 && align_of::<Prompt>() == 8);
+    assert!(offset_of!(Prompt, bytes) == 0 && offset_of!(Prompt, block_tokens) == 4);
+    assert!(offset_of!(Prompt, identities) == 8 && offset_of!(Prompt, count) == 16);
+    assert!(offset_of!(Prompt, held) == 24 && offset_of!(Prompt, tokens) == 32);
+    assert!(offset_of!(Prompt, queued_tokens) == 40 && offset_of!(Prompt, may_fetch) == 48);
+    assert!(offset_of!(Prompt, reserved) == 52);
+    assert!(size_of::<Answer>() == 16 && align_of::<Answer>() == 8);
+    assert!(offset_of!(Answer, operation) == 0 && offset_of!(Answer, deadline_us) == 4);
+    assert!(offset_of!(Answer, blocks) == 8);
 
     assert!(size_of::<HandOff>() == 104 && align_of::<HandOff>() == 8);
     assert!(offset_of!(HandOff, user) == 0 && offset_of!(HandOff, operation) == 8);

@@ -378,7 +378,7 @@ impl Common {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{BackendError, ChainPlace, GetOutcome, Identity, PutOutcome, Statistics};
+    use crate::backend::{BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome, Statistics};
     use crate::buffers::{Destination, Source};
 
     /// Panics for one block and fails for another.
@@ -398,9 +398,16 @@ mod tests {
             Ok(GetOutcome::Throttled)
         }
 
-        fn get_prefix(&self, _: &[Identity], _: &mut [Destination]) -> Result<usize, BackendError> {
-            Ok(0)
+        fn get_prefix(
+            &self,
+            _: &[Identity],
+            _: &mut [Destination],
+            _: Instant,
+        ) -> Result<Loaded, BackendError> {
+            Ok(Loaded::default())
         }
+
+        fn observe_load(&self, _: Loaded, _: Duration, _: bool) {}
 
         fn payload_bytes_max(&self) -> usize {
             usize::MAX

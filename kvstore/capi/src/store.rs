@@ -10,14 +10,16 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_store::{Description, HostBlock, Store, TenantId};
+use kvstore_store::{Description, HostBlock, LoadTimes, Store, TenantId};
 
-use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, PutOutcome, Statistics};
+use crate::backend::{
+    Backend, BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome, Statistics,
+};
 use crate::buffers::{Destination, Source};
 use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, is_block, pack};
 use crate::turns::Turns;
 
-/// What the disk has not given by then is a miss.
+/// What the disk has not given by then is a miss, where the caller has set no deadline.
 pub(crate) const READ_MAX: Duration = Duration::from_secs(10);
 /// Pause before a full queue, or full memory, is tried again.
 pub(crate) const QUEUE_PAUSE: Duration = Duration::from_millis(1);
@@ -131,7 +133,7 @@ impl StoreBackend {
     fn wait_for_turn(&self, operation: &'static str) -> Result<(), BackendError> {
         let deadline = Instant::now() + DELETE_MAX;
         // Messages are taken in order, and an empty chain is held at once.
-        while self.hold(operation, Vec::new())?.is_none() {
+        while self.hold(operation, Vec::new(), deadline)?.is_none() {
             if Instant::now() >= deadline {
                 return Err(failed(operation, "too many requests are inside"));
             }
@@ -161,7 +163,7 @@ impl StoreBackend {
     /// where the next reader finds it; whole bytes that are no block of this library go from all tiers.
     pub(crate) fn throw_away(&self, identity: &Identity) -> Result<(), BackendError> {
         let _turn = self.turns.take(identity);
-        let held = self.hold("get", vec![BlockIdentity(*identity)])?;
+        let held = self.hold("get", vec![BlockIdentity(*identity)], Instant::now() + READ_MAX)?;
         // With too many requests inside it stays, and the next reader finds it.
         let condition = held.as_ref().and_then(|held| held.first()).map(Condition::of);
         drop(held);
@@ -212,24 +214,43 @@ impl Backend for StoreBackend {
         if !self.is_there(identity) {
             return Ok(self.missed());
         }
-        let Some(held) = self.hold("get", vec![BlockIdentity(*identity)])? else {
+        let Some(held) = self.hold("get", vec![BlockIdentity(*identity)], Instant::now() + READ_MAX)? else {
             return Ok(GetOutcome::Throttled);
         };
         self.unpack(identity, held, meta, payload)
     }
 
-    fn get_prefix(&self, identities: &[Identity], places: &mut [Destination]) -> Result<usize, BackendError> {
-        let mut asked = self.begin_all(identities)?;
-        for (at, (identity, place)) in identities.iter().zip(places).enumerate() {
-            let held = self.arrive(identity, &mut asked, true)?;
+    fn get_prefix(
+        &self,
+        identities: &[Identity],
+        places: &mut [Destination],
+        deadline: Instant,
+    ) -> Result<Loaded, BackendError> {
+        let mut loaded = Loaded::default();
+        let mut asked = self.begin_all(identities, deadline)?;
+        for (identity, place) in identities.iter().zip(places) {
+            let held = self.arrive(identity, &mut asked, true, deadline, &mut loaded)?;
             let outcome = self.unpack(identity, held, &mut Destination::nowhere(), place);
             match outcome {
-                Ok(GetOutcome::Read) if place.room() == 0 => {}
-                Ok(_) | Err(BackendError::DestinationTooSmall { .. }) => return Ok(at),
+                Ok(GetOutcome::Read) if place.room() == 0 => loaded.blocks += 1,
+                Ok(_) | Err(BackendError::DestinationTooSmall { .. }) => break,
                 Err(error) => return Err(error),
             }
         }
-        Ok(identities.len())
+        Ok(loaded)
+    }
+
+    fn observe_load(&self, loaded: Loaded, elapsed: Duration, is_late: bool) {
+        let bytes = |blocks: usize| blocks as u64 * self.slot_bytes;
+        // Copies are not timed apart from the waits for the disk: only a load without any says how fast host memory is.
+        let from_host = if loaded.asked_of_disk == 0 { loaded.blocks } else { 0 };
+        self.store.observe_load(&LoadTimes {
+            elapsed,
+            disk_bytes: bytes(loaded.from_disk),
+            host_bytes: bytes(from_host),
+            copying: elapsed,
+            is_late: is_late && loaded.asked_of_disk > 0,
+        });
     }
 
     fn payload_bytes_max(&self) -> usize {
@@ -286,8 +307,11 @@ impl Backend for StoreBackend {
     fn statistics(&self) -> Statistics {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counted = self.store.counters().snapshot();
-        let of =
-            |name: &str| counted.iter().find(|(known, ..)| *known == name).map_or(0, |(.., value)| *value);
+        let of = |name: &str| {
+            let found = counted.iter().find(|(known, ..)| *known == name);
+            debug_assert!(found.is_some(), "the store has no counter {name}");
+            found.map_or(0, |(.., value)| *value)
+        };
         // What the disk's log finds damaged is no block for the store.
         let damaged_on_disk = self.store.disk_counters().map_or(0, |counters| {
             let counted = counters.snapshot();
@@ -315,6 +339,8 @@ impl Backend for StoreBackend {
             far_too_large: of("far_too_large_blocks"),
             // Filled in by `kvasir_kv_stats`: the queue of events is not part of the backend.
             events_lost: 0,
+            recomputed: of("recomputed_blocks"),
+            late: of("late_blocks"),
         }
     }
 

@@ -7,8 +7,9 @@
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use crate::backend::{Backend, ChainPlace, Identity, PutOutcome};
+use crate::backend::{Backend, ChainPlace, Identity, Loaded, PutOutcome};
 use crate::buffers::{Destination, Source};
 use crate::operation::{Outcome, by_store};
 use crate::registry::InUse;
@@ -33,6 +34,8 @@ pub(crate) struct Blocks {
     pub(crate) blocks: Vec<u64>,
     /// The place of the first block, where the identities are a chain; `None`: each stands for itself.
     pub(crate) chain: Option<ChainPlace>,
+    /// Blocks of a load that the disk has not given by then are misses.
+    pub(crate) deadline: Instant,
 }
 
 #[derive(Debug)]
@@ -48,6 +51,9 @@ struct Progress {
     /// Blocks from here on are not wanted any more: there are none, or one before them is a miss.
     end: usize,
     running: usize,
+    /// When its first piece was begun.
+    started: Option<Instant>,
+    loaded: Loaded,
     /// It waits in the queue for somebody to claim a piece.
     is_queued: bool,
     saved: usize,
@@ -88,7 +94,16 @@ impl Blocks {
 impl Transfer {
     pub(crate) fn new(what: Blocks) -> Self {
         let end = what.identities.len();
-        let progress = Progress { next: 0, end, running: 0, is_queued: true, saved: 0, failure: None };
+        let progress = Progress {
+            next: 0,
+            end,
+            running: 0,
+            started: None,
+            loaded: Loaded::default(),
+            is_queued: true,
+            saved: 0,
+            failure: None,
+        };
         Self { what, progress: Mutex::new(progress) }
     }
 
@@ -109,6 +124,7 @@ impl Transfer {
         let piece = start..progress.end.min(start + PIECE_BLOCKS);
         progress.next = piece.end;
         progress.running += 1;
+        progress.started.get_or_insert_with(Instant::now);
         progress.is_queued = piece.end < progress.end;
         Claim { piece, has_more: progress.is_queued }
     }
@@ -123,29 +139,49 @@ impl Transfer {
         piece: Range<usize>,
         backend: &dyn Backend,
     ) -> Option<Result<Outcome, Failure>> {
-        let moved = by_store(|| match self.what.direction {
-            // SAFETY: readable by the contract of this function.
-            Direction::Save => unsafe { self.save(piece.clone(), backend) },
-            // SAFETY: writable by the contract of this function.
-            Direction::Load => unsafe { self.load(piece.clone(), backend) },
-        });
+        match self.what.direction {
+            Direction::Save => {
+                // SAFETY: readable by the contract of this function.
+                let saved = by_store(|| unsafe { self.save(piece, backend) });
+                self.ended(saved.map(|saved| self.progress().saved += saved), backend)
+            }
+            Direction::Load => {
+                // SAFETY: writable by the contract of this function.
+                let loaded = by_store(|| unsafe { self.load(piece.clone(), backend) });
+                self.ended(loaded.map(|loaded| self.note(&piece, loaded)), backend)
+            }
+        }
+    }
+
+    /// A piece of a load is over.
+    fn note(&self, piece: &Range<usize>, loaded: Loaded) {
+        let mut progress = self.progress();
+        if loaded.blocks < piece.len() {
+            progress.end = progress.end.min(piece.start + loaded.blocks);
+        }
+        progress.loaded.blocks += loaded.blocks;
+        progress.loaded.asked_of_disk += loaded.asked_of_disk;
+        progress.loaded.from_disk += loaded.from_disk;
+    }
+
+    /// A piece is over. Returns how the transfer ended, if nobody works on it any more.
+    fn ended(&self, piece: Result<(), Failure>, backend: &dyn Backend) -> Option<Result<Outcome, Failure>> {
         let mut progress = self.progress();
         progress.running -= 1;
-        match (moved, self.what.direction) {
-            (Ok(moved), Direction::Save) => progress.saved += moved,
-            (Ok(moved), Direction::Load) if moved < piece.len() => {
-                progress.end = progress.end.min(piece.start + moved);
-            }
-            (Ok(_), Direction::Load) => {}
-            (Err(failure), _) => {
-                progress.end = 0;
-                progress.failure.get_or_insert(failure);
-            }
+        if let Err(failure) = piece {
+            progress.end = 0;
+            progress.failure.get_or_insert(failure);
         }
         if progress.running > 0 || progress.is_queued {
             return None;
         }
-        let moved = if self.what.direction == Direction::Save { progress.saved } else { progress.end };
+        let is_load = self.what.direction == Direction::Load;
+        if let Some(started) = progress.started.filter(|_| is_load && progress.failure.is_none()) {
+            let is_late =
+                progress.loaded.blocks < self.what.identities.len() && Instant::now() >= self.what.deadline;
+            backend.observe_load(progress.loaded, started.elapsed(), is_late);
+        }
+        let moved = if is_load { progress.end } else { progress.saved };
         Some(progress.failure.take().map_or_else(|| Ok(self.what.outcome(moved)), Err))
     }
 
@@ -166,11 +202,11 @@ impl Transfer {
         Ok(saved)
     }
 
-    /// How many of the piece's blocks, from its first on, were read.
+    /// What was read of the piece's blocks.
     ///
     /// # Safety
     /// As for [`Self::carry_out`].
-    unsafe fn load(&self, piece: Range<usize>, backend: &dyn Backend) -> Result<usize, Failure> {
+    unsafe fn load(&self, piece: Range<usize>, backend: &dyn Backend) -> Result<Loaded, Failure> {
         let mut buffers = Vec::new();
         let places = piece.clone().map(|at| {
             let ranges = self.what.tensors.ranges(self.what.blocks[at], &mut buffers)?;
@@ -178,6 +214,6 @@ impl Transfer {
             Ok(unsafe { Destination::new(ranges) })
         });
         let mut places = places.collect::<Result<Vec<_>, Failure>>()?;
-        Ok(backend.get_prefix(&self.what.identities[piece], &mut places)?)
+        Ok(backend.get_prefix(&self.what.identities[piece], &mut places, self.what.deadline)?)
     }
 }

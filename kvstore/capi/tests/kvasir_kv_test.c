@@ -24,7 +24,7 @@
 #if UINTPTR_MAX == UINT64_MAX
 ASSERT_LAYOUT(buffer, sizeof(kvasir_kv_buffer) == 16 && offsetof(kvasir_kv_buffer, bytes) == 8);
 ASSERT_LAYOUT(request, sizeof(kvasir_kv_request) == 64 && offsetof(kvasir_kv_request, operation) == 8);
-ASSERT_LAYOUT(request_held, offsetof(kvasir_kv_request, held) == 12);
+ASSERT_LAYOUT(request_reserved, offsetof(kvasir_kv_request, reserved) == 12);
 ASSERT_LAYOUT(request_identities, offsetof(kvasir_kv_request, identities) == 16);
 ASSERT_LAYOUT(request_identity_count, offsetof(kvasir_kv_request, identity_count) == 24);
 ASSERT_LAYOUT(request_meta, offsetof(kvasir_kv_request, meta) == 32);
@@ -40,7 +40,7 @@ ASSERT_LAYOUT(tensors, sizeof(kvasir_kv_tensors) == 32 && offsetof(kvasir_kv_ten
 ASSERT_LAYOUT(tensors_blocks, offsetof(kvasir_kv_tensors, blocks) == 8);
 ASSERT_LAYOUT(tensors_planes, offsetof(kvasir_kv_tensors, planes) == 16);
 ASSERT_LAYOUT(tensors_plane_count, offsetof(kvasir_kv_tensors, plane_count) == 24);
-ASSERT_LAYOUT(transfer, sizeof(kvasir_kv_transfer) == 72 && offsetof(kvasir_kv_transfer, operation) == 8);
+ASSERT_LAYOUT(transfer, sizeof(kvasir_kv_transfer) == 80 && offsetof(kvasir_kv_transfer, operation) == 8);
 ASSERT_LAYOUT(transfer_bytes, offsetof(kvasir_kv_transfer, bytes) == 12);
 ASSERT_LAYOUT(transfer_tensors, offsetof(kvasir_kv_transfer, tensors) == 16);
 ASSERT_LAYOUT(transfer_identities, offsetof(kvasir_kv_transfer, identities) == 24);
@@ -50,14 +50,23 @@ ASSERT_LAYOUT(transfer_event, offsetof(kvasir_kv_transfer, event) == 48);
 ASSERT_LAYOUT(transfer_parent, offsetof(kvasir_kv_transfer, parent) == 56);
 ASSERT_LAYOUT(transfer_position, offsetof(kvasir_kv_transfer, position) == 64);
 ASSERT_LAYOUT(transfer_is_chain, offsetof(kvasir_kv_transfer, is_chain) == 68);
+ASSERT_LAYOUT(transfer_deadline, offsetof(kvasir_kv_transfer, deadline_us) == 72);
+ASSERT_LAYOUT(transfer_held, offsetof(kvasir_kv_transfer, held) == 76);
+ASSERT_LAYOUT(prompt, sizeof(kvasir_kv_prompt) == 56 && offsetof(kvasir_kv_prompt, block_tokens) == 4);
+ASSERT_LAYOUT(prompt_identities, offsetof(kvasir_kv_prompt, identities) == 8 && offsetof(kvasir_kv_prompt, count) == 16);
+ASSERT_LAYOUT(prompt_held, offsetof(kvasir_kv_prompt, held) == 24 && offsetof(kvasir_kv_prompt, tokens) == 32);
+ASSERT_LAYOUT(prompt_queued, offsetof(kvasir_kv_prompt, queued_tokens) == 40);
+ASSERT_LAYOUT(prompt_may_fetch, offsetof(kvasir_kv_prompt, may_fetch) == 48);
+ASSERT_LAYOUT(plan, sizeof(kvasir_kv_plan) == 16 && offsetof(kvasir_kv_plan, blocks) == 8);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
-ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 144 && offsetof(kvasir_kv_statistics, hits) == 24);
+ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 160 && offsetof(kvasir_kv_statistics, hits) == 24);
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
 ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
 ASSERT_LAYOUT(statistics_damaged, offsetof(kvasir_kv_statistics, damaged) == 104);
 ASSERT_LAYOUT(event, sizeof(kvasir_kv_event) == 24 && offsetof(kvasir_kv_event, tier) == 20);
 ASSERT_LAYOUT(statistics_far_written, offsetof(kvasir_kv_statistics, far_written) == 120);
+ASSERT_LAYOUT(statistics_late, offsetof(kvasir_kv_statistics, late) == 152);
 ASSERT_LAYOUT(handoff, sizeof(kvasir_kv_handoff) == 104 && offsetof(kvasir_kv_handoff, operation) == 8);
 ASSERT_LAYOUT(handoff_first_block, offsetof(kvasir_kv_handoff, first_block) == 12);
 ASSERT_LAYOUT(handoff_content, offsetof(kvasir_kv_handoff, content) == 16);
@@ -270,17 +279,50 @@ static void submitted(kvasir_kv *kv) {
     CHECK(kvasir_kv_submit(kv, wrong, 2, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 1);
     CHECK(kvasir_kv_poll(kv, completions, 7, 20000, &count) == KVASIR_KV_OK && count == 1);
     wrong[1].operation = KVASIR_KV_GET;
-    wrong[1].held = 1;
+    wrong[1].reserved = 1;
     CHECK(kvasir_kv_submit(kv, wrong + 1, 1, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 0);
     /* Without other nodes a fetch tells what is here; of the blocks that the caller has it does not ask. */
-    kvasir_kv_request fetch = match;
+    kvasir_kv_transfer fetch;
+    memset(&fetch, 0, sizeof fetch);
+    fetch.bytes = sizeof fetch;
     fetch.operation = KVASIR_KV_FETCH;
+    fetch.identities = (const uint8_t(*)[16])names;
+    fetch.count = MANY;
     fetch.held = 2;
-    CHECK(kvasir_kv_submit(kv, &fetch, 1, &accepted) == KVASIR_KV_OK && accepted == 1);
+    CHECK(kvasir_kv_submit_transfer(kv, &fetch) == KVASIR_KV_OK);
     CHECK(kvasir_kv_poll(kv, completions, 7, 20000, &count) == KVASIR_KV_OK && count == 1);
     CHECK(completions[0].status == KVASIR_KV_OK && completions[0].payload_bytes == MANY);
     fetch.held = MANY + 1;
-    CHECK(kvasir_kv_submit(kv, &fetch, 1, &accepted) == KVASIR_KV_INVALID_ARGUMENT && accepted == 0);
+    CHECK(kvasir_kv_submit_transfer(kv, &fetch) == KVASIR_KV_INVALID_ARGUMENT);
+    fetch.held = 0;
+    fetch.position = 1;
+    CHECK(kvasir_kv_submit_transfer(kv, &fetch) == KVASIR_KV_INVALID_ARGUMENT);
+    kvasir_kv_prompt prompt;
+    memset(&prompt, 0, sizeof prompt);
+    prompt.bytes = sizeof prompt;
+    prompt.block_tokens = 16;
+    prompt.identities = match.identities;
+    prompt.count = MANY;
+    prompt.held = 1;
+    prompt.tokens = (MANY + 1) * 16 + 1;
+    kvasir_kv_plan plan;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == KVASIR_KV_LOAD);
+    CHECK(plan.blocks > 0 && plan.blocks <= MANY && plan.deadline_us > 0);
+    prompt.tokens = (MANY + 1) * 16 - 1;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_last_error(last, sizeof last) < sizeof last && strstr(last, "tokens is") != NULL);
+    prompt.tokens = (MANY + 1) * 16 + 1;
+    prompt.bytes = 8;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    prompt.bytes = sizeof prompt;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, NULL) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_plan_prompt(kv, NULL, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    /* An engine that computes a million tokens in a microsecond needs nothing of what is stored. */
+    for (int at = 0; at < 100; at++) {
+        CHECK(kvasir_kv_observe_prefill(kv, 1000000, 0, 1) == KVASIR_KV_OK);
+    }
+    CHECK(kvasir_kv_observe_prefill(kv, UINT64_MAX, 0, 1) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == 0 && plan.blocks == 0);
     kvasir_kv_event events[4];
     CHECK(kvasir_kv_take_events(kv, events, 4, &count) == KVASIR_KV_OK && count == 0);
     CHECK(kvasir_kv_take_events(kv, events, 0, &count) == KVASIR_KV_INVALID_ARGUMENT);
@@ -334,7 +376,7 @@ static void paged(kvasir_kv *kv) {
     }
     kvasir_kv_tensors tensors = {KVASIR_KV_HOST, 0, PAGES, planes, 3};
     CHECK(kvasir_kv_register(kv, &tensors, &id) == KVASIR_KV_OK && id != 0 && id != 99);
-    kvasir_kv_transfer transfer = {70, KVASIR_KV_SAVE, sizeof transfer, id, ids, pages, PAGES, NULL, NULL, 0, 1};
+    kvasir_kv_transfer transfer = {70, KVASIR_KV_SAVE, sizeof transfer, id, ids, pages, PAGES, NULL, NULL, 0, 1, 0, 0};
     CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
     CHECK(memcmp(memory, before, sizeof memory) == 0);
     CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);

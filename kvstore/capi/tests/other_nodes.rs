@@ -21,8 +21,7 @@ use dataplane_transfer::{BondConfig, ThreadPolicy};
 use dataplane_verbs::VerbsConfig;
 use engine::{Engine, Identity, Rig, name};
 use harness::{Random, seed};
-use kvasir_kv::buffers::Buffer;
-use kvasir_kv::{Event, Request, Status};
+use kvasir_kv::{Event, Status, Transfer};
 use kvstore_remote::{PoolConfig, PoolCounters, PoolServer, PoolService};
 
 const BLOCKS: usize = 64;
@@ -117,21 +116,29 @@ fn store(far: &str, random: &mut Random) -> (Rig, Engine, u64) {
 
 /// Submits a fetch of the blocks of a chain behind the first `held`.
 fn submit_fetch(rig: &Rig, user: u64, names: &[Identity], held: usize) {
-    let nothing = Buffer { start: std::ptr::null_mut(), bytes: 0 };
-    let request = Request {
+    submit_fetch_within(rig, user, names, held, Duration::ZERO);
+}
+
+/// The same; it may take no longer than `deadline`, if that is not zero.
+fn submit_fetch_within(rig: &Rig, user: u64, names: &[Identity], held: usize, deadline: Duration) {
+    let transfer = Transfer {
         user,
         operation: 9,
-        held: held as u32,
+        bytes: size_of::<Transfer>() as u32,
+        tensors: 0,
         identities: names.as_ptr(),
-        identity_count: names.len(),
-        meta: nothing,
-        payload: std::ptr::null(),
-        payload_count: 0,
+        blocks: std::ptr::null(),
+        count: names.len(),
+        event: std::ptr::null_mut(),
+        parent: std::ptr::null(),
+        position: 0,
+        is_chain: 0,
+        deadline_us: deadline.as_micros() as u32,
+        held: held as u32,
     };
-    let mut accepted = 0;
-    // SAFETY: one request, whose identities are there.
-    let status = unsafe { kvasir_kv::kvasir_kv_submit(rig.0, &raw const request, 1, &raw mut accepted) };
-    assert_eq!((status, accepted), (0, 1), "{}", rig.last_error());
+    // SAFETY: the identities are there.
+    let status = unsafe { kvasir_kv::kvasir_kv_submit_transfer(rig.0, &raw const transfer) };
+    assert_eq!(status, 0, "{}", rig.last_error());
 }
 
 /// Blocks of the chain that are here after the fetch, those held included.

@@ -81,7 +81,7 @@ impl Exploration {
         self.last[at] = Some(now);
         self.probes[at] = self.probes[at].wrapping_add(1);
         let blocks =
-            if self.probes[at] % 4 != 2 { self.large_blocks(config, request, speeds, at) } else { 1 };
+            if self.probes[at] % 4 != 2 { self.large_blocks(config, request, speeds, tier) } else { 1 };
         let run = request.held[first..].iter().take(blocks).take_while(|holders| holders.contains(tier));
         Some(Piece { tier, blocks: first..first + run.count() })
     }
@@ -91,13 +91,14 @@ impl Exploration {
         config: &PlanConfig,
         request: &Request<'_>,
         speeds: &SpeedSnapshot,
-        at: usize,
+        tier: Tier,
     ) -> usize {
+        let at = tier.index();
         let (speed, block_bytes) = (&speeds[at], request.block_bytes[at].max(1));
         let bytes = (4.0 * speed.latency_s).max(PROBE_S) / speed.seconds_per_byte.max(f64::MIN_POSITIVE);
         let blocks = (bytes as u64 / block_bytes).max(config.first_blocks.into());
         let blocks = blocks.min(self.config.bytes_max / block_bytes);
-        (blocks.min(trusted_blocks(config, speed, block_bytes).into()) as usize).max(1)
+        (blocks.min(trusted_blocks(config, tier, speed, block_bytes).into()) as usize).max(1)
     }
 }
 

@@ -182,20 +182,22 @@ fn compute_s(prefill: &PrefillGuess, request: &Request<'_>, blocks: usize) -> f6
 }
 
 fn tier_costs(config: &PlanConfig, request: &Request<'_>, speeds: &SpeedSnapshot) -> [TierCost; TIERS] {
-    std::array::from_fn(|at| {
+    Tier::ALL.map(|tier| {
+        let at = tier.index();
         let speed = &speeds[at];
         let bytes = request.block_bytes[at];
         TierCost {
             start_s: speed.latency_s + request.queued_bytes[at] as f64 * speed.seconds_per_byte,
             block_s: bytes as f64 * speed.seconds_per_byte,
-            blocks_max: trusted_blocks(config, speed, bytes),
+            blocks_max: trusted_blocks(config, tier, speed, bytes),
         }
     })
 }
 
-/// How many blocks may be taken from a tier at once: extrapolating far beyond what was measured is a guess.
-pub(crate) fn trusted_blocks(config: &PlanConfig, speed: &TierSpeed, block_bytes: u64) -> u32 {
-    if speed.samples >= config.trusted_samples {
+/// How many blocks may be taken from a tier at once: extrapolating far beyond what was measured is a guess. Of this machine's
+/// memory it is a good one.
+pub(crate) fn trusted_blocks(config: &PlanConfig, tier: Tier, speed: &TierSpeed, block_bytes: u64) -> u32 {
+    if tier == Tier::Host || speed.samples >= config.trusted_samples {
         return u32::MAX;
     }
     let largest = speed.largest_bytes.saturating_mul(config.growth.into()).checked_div(block_bytes);

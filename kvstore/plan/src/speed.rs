@@ -22,9 +22,9 @@ pub struct TierSpeed {
     pub seconds_per_byte: f64,
     /// A transfer that takes this many times the expected is at the high quantile.
     pub tail_factor: f64,
-    /// Transfers that this rests on.
+    /// Transfers that finished since the last change of speed and since the last one that was given up.
     pub samples: u64,
-    /// The largest transfer measured.
+    /// The largest of them.
     pub largest_bytes: u64,
 }
 
@@ -48,6 +48,9 @@ impl TierSpeed {
     }
 }
 
+/// A transfer given up after so many times its expected time puts the speed in doubt. Below that it may be the usual spread.
+const DOUBTED_AFTER: u32 = 4;
+
 /// What is known of all tiers.
 pub type SpeedSnapshot = [TierSpeed; TIERS];
 
@@ -56,6 +59,8 @@ pub type SpeedSnapshot = [TierSpeed; TIERS];
 pub struct TierSpeeds {
     learners: [Learner<2>; TIERS],
     largest_bytes: [u64; TIERS],
+    /// Transfers that finished since one was given up.
+    finished: [u64; TIERS],
     quantile: f64,
 }
 
@@ -69,6 +74,7 @@ impl TierSpeeds {
         Self {
             learners: guesses.map(|guess| Learner::new([guess.latency_s, guess.seconds_per_byte])),
             largest_bytes: [0; TIERS],
+            finished: [0; TIERS],
             quantile,
         }
     }
@@ -93,20 +99,22 @@ impl TierSpeeds {
         self.learners[tier.index()].observe([1.0, ahead], elapsed.as_secs_f64());
         let largest = &mut self.largest_bytes[tier.index()];
         *largest = bytes.max(*largest);
+        self.finished[tier.index()] += 1;
     }
 
     /// A transfer of `bytes` that was given up after `elapsed`. It counts as twice that time, unless less time than
-    /// expected has passed, which says nothing. After three in a row the tier is unknown again: taken in small
-    /// pieces, and assumed to be that slow until one finishes.
+    /// expected has passed, which says nothing. If it was far more, the tier is taken in small pieces until some have finished: should
+    /// it have become slow, the next ones cost little. After three in a row it is assumed to be that slow until one finishes.
     pub fn observe_given_up(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
-        if bytes == 0 || elapsed < self.snapshot_of(tier).expected(bytes, queued_bytes) {
+        let expected = self.snapshot_of(tier).expected(bytes, queued_bytes);
+        if bytes == 0 || elapsed < expected {
             return;
         }
         let ahead = bytes as f64 + queued_bytes as f64;
-        let learner = &mut self.learners[tier.index()];
-        learner.observe_unfinished([1.0, ahead], elapsed.as_secs_f64());
-        if learner.rows() == 0 {
+        self.learners[tier.index()].observe_unfinished([1.0, ahead], elapsed.as_secs_f64());
+        if elapsed > expected.saturating_mul(DOUBTED_AFTER) || self.learners[tier.index()].rows() == 0 {
             self.largest_bytes[tier.index()] = 0;
+            self.finished[tier.index()] = 0;
         }
     }
 
@@ -119,7 +127,7 @@ impl TierSpeeds {
             latency_s,
             seconds_per_byte,
             tail_factor: learner.spread(self.quantile),
-            samples: learner.rows(),
+            samples: learner.rows().min(self.finished[tier.index()]),
             largest_bytes: self.largest_bytes[tier.index()],
         }
     }
@@ -177,7 +185,14 @@ mod tests {
         let before = speeds.snapshot();
         speeds.observe_given_up(Tier::Disk, 1 << 20, Duration::from_millis(1), 0);
         assert_eq!(before, speeds.snapshot());
-        for _ in 0..3 {
+        speeds.observe_given_up(Tier::Disk, 1 << 20, Duration::from_millis(100), 0);
+        let doubted = speeds.snapshot_of(Tier::Disk);
+        assert_eq!((doubted.samples, doubted.largest_bytes), (0, 0), "taken in small pieces");
+        assert!(
+            doubted.expected(1 << 20, 0) < Duration::from_millis(10),
+            "and not yet taken for slow: {doubted:?}"
+        );
+        for _ in 0..2 {
             speeds.observe_given_up(Tier::Disk, 1 << 20, Duration::from_millis(100), 0);
         }
         let after = speeds.snapshot_of(Tier::Disk);

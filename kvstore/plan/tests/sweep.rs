@@ -171,15 +171,21 @@ fn a_close_call_does_not_flip_with_the_noise() {
 
 #[test]
 fn unknown_tiers_are_taken_in_growing_pieces() {
-    let held = [TierSet::EMPTY.with(Tier::Host); 4096];
-    let mut speeds = TierSpeeds::new(&TierSpeeds::guesses(), 0.99);
+    let on_host = [TierSet::EMPTY.with(Tier::Host); 4096];
+    let held = [TierSet::EMPTY.with(Tier::Disk); 4096];
+    let mut guesses = TierSpeeds::guesses();
+    guesses[Tier::Disk.index()] = guesses[Tier::Host.index()];
+    let mut speeds = TierSpeeds::new(&guesses, 0.99);
     let request = sweep::request(&held, Choice::Recompute);
+    let of_memory = sweep::request(&on_host, Choice::Recompute);
+    let chosen = plan(&PlanConfig::default(), &of_memory, &speeds.snapshot(), &known_worker());
+    assert_eq!(chosen.recompute_from, 4096, "memory is no unknown tier");
     let mut taken = Vec::new();
     for _ in 0..9 {
         let plan = plan(&PlanConfig::default(), &request, &speeds.snapshot(), &known_worker());
         let bytes = plan.recompute_from as u64 * BLOCK_BYTES;
         taken.push(plan.recompute_from);
-        speeds.observe(Tier::Host, bytes, Duration::from_secs_f64(1e-4 + bytes as f64 / 2e10), 0);
+        speeds.observe(Tier::Disk, bytes, Duration::from_secs_f64(1e-4 + bytes as f64 / 2e10), 0);
     }
     assert_eq!(taken, [8, 32, 128, 512, 2048, 4096, 4096, 4096, 4096]);
 }

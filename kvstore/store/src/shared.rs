@@ -35,9 +35,9 @@ const WAIT_MAX: Duration = Duration::from_secs(600);
 /// A prompt that is about to be computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Prompt<'a> {
-    /// Its whole blocks, from the first.
+    /// Its whole blocks behind those that the worker's pool has.
     pub chain: &'a [BlockIdentity],
-    /// Leading blocks that the worker's pool has.
+    /// Blocks before them, which the worker's pool has.
     pub device_blocks: usize,
     /// Its tokens.
     pub tokens: usize,
@@ -52,7 +52,7 @@ pub struct Prompt<'a> {
 pub enum Plan {
     /// Compute it: no tier has what would be faster.
     Recompute,
-    /// Bring so many blocks in, after those that the pool has, and compute the rest.
+    /// Bring so many blocks of the chain in, and compute the rest.
     Onboard {
         /// How many.
         blocks: usize,
@@ -64,6 +64,21 @@ pub enum Plan {
         /// Not waiting any longer is what costs least.
         deadline: Instant,
     },
+}
+
+/// How long a load took. Plans learn from it how fast the tiers are.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LoadTimes {
+    /// From its beginning to its last block.
+    pub elapsed: Duration,
+    /// Bytes that came from the disk, in all of that time.
+    pub disk_bytes: u64,
+    /// Bytes that were copied out of host memory.
+    pub host_bytes: u64,
+    /// How long copying them took.
+    pub copying: Duration,
+    /// Its time was up while it waited for the disk.
+    pub is_late: bool,
 }
 
 #[derive(Debug)]
@@ -154,19 +169,15 @@ impl Shared {
         self.estimates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The plan, and what is to be read besides so that the disk's speed stays known.
-    pub(crate) fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> (Plan, Option<Probe>) {
-        let now = Instant::now();
-        let mut estimates = self.estimates();
-        let mut held = std::mem::take(&mut estimates.held);
-        held.clear();
-        held.resize(prompt.device_blocks.min(prompt.chain.len()), TierSet::EMPTY);
-        for identity in &prompt.chain[held.len()..] {
+    /// Adds the tiers of this node that hold each leading block of the chain, as far as some tier does. Takes no lock.
+    fn note_tiers(&self, chain: &[BlockIdentity], held: &mut Vec<TierSet>) {
+        for identity in chain {
+            let Some(places) = self.catalog.places(identity) else { break };
             let mut tiers = TierSet::EMPTY;
-            if self.holds(HOST, identity) {
+            if places.slot(HOST).is_some() {
                 tiers = tiers.with(Tier::Host);
             }
-            if self.has_disk && self.holds(DISK, identity) {
+            if self.has_disk && places.slot(DISK).is_some() {
                 tiers = tiers.with(Tier::Disk);
             }
             if tiers.is_empty() {
@@ -174,6 +185,18 @@ impl Shared {
             }
             held.push(tiers);
         }
+    }
+
+    /// The plan, and what is to be read besides so that the disk's speed stays known.
+    pub(crate) fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> (Plan, Option<Probe>) {
+        let now = Instant::now();
+        // Long prompts are looked up without the lock: the store's thread takes it for every copy.
+        let mut held = std::mem::take(&mut self.estimates().held);
+        held.clear();
+        held.resize(prompt.device_blocks, TierSet::EMPTY);
+        self.note_tiers(prompt.chain, &mut held);
+        let mut guard = self.estimates();
+        let estimates = &mut *guard;
         let bytes = self.config.block_bytes as u64;
         let request = Request {
             held: &held,
@@ -190,7 +213,8 @@ impl Shared {
         let chosen = plan(&self.planning, &request, &speeds, &estimates.recompute);
         let Request { block_bytes, block_tokens, prompt_tokens, device_blocks, queued_bytes, .. } = request;
         let Request { queued_tokens, previous, .. } = request;
-        let missing = prompt.chain.len().saturating_sub(held.len());
+        let available = held.len() - prompt.device_blocks;
+        let missing = prompt.chain.len() - available;
         let nearest = self.others.first().filter(|_| may_ask && missing > 0);
         let question = nearest.map(|tier| {
             let context = (held.len() * prompt.block_tokens) as u32;
@@ -201,7 +225,6 @@ impl Shared {
             // The answer costs its latency whether anything is there or not.
             (compute, gain * estimates.far_hit > speed.latency_s)
         });
-        let available = held.len() - prompt.device_blocks.min(held.len());
         let probe = self.has_disk.then(|| {
             // What host memory has too would be found there.
             for tiers in &mut held {
@@ -223,7 +246,8 @@ impl Shared {
             let expected = speeds[piece.tier.index()].expected(bytes * piece.blocks.len() as u64, 0);
             let patience = expected.saturating_mul(PROBE_PATIENCE).clamp(PROBE_MIN, WAIT_MAX);
             let first = piece.blocks.start as u32;
-            Some(Probe { chain: prompt.chain[piece.blocks].to_vec(), first, deadline: now + patience })
+            let blocks = piece.blocks.start - device_blocks..piece.blocks.end - device_blocks;
+            Some(Probe { chain: prompt.chain[blocks].to_vec(), first, deadline: now + patience })
         });
         let probe = probe.flatten();
         estimates.held = held;
@@ -249,23 +273,16 @@ impl Shared {
         self.estimates().recompute.observe(tokens as u32, context as u32, 0, elapsed);
     }
 
-    /// A load is over: what came from the disk took all of the time, what came from host memory the time of copying.
-    pub(crate) fn observe_load(
-        &self,
-        elapsed: Duration,
-        disk: u64,
-        copying: Duration,
-        host: u64,
-        is_late: bool,
-    ) {
+    /// A load is over.
+    pub(crate) fn observe_load(&self, load: &LoadTimes) {
         let mut estimates = self.estimates();
-        if is_late {
-            estimates.speeds.observe_given_up(Tier::Disk, disk.max(1), elapsed, 0);
-        } else if disk > 0 {
-            estimates.speeds.observe(Tier::Disk, disk, elapsed, 0);
+        if load.is_late {
+            estimates.speeds.observe_given_up(Tier::Disk, load.disk_bytes.max(1), load.elapsed, 0);
+        } else if load.disk_bytes > 0 {
+            estimates.speeds.observe(Tier::Disk, load.disk_bytes, load.elapsed, 0);
         }
-        if host > 0 {
-            estimates.speeds.observe(Tier::Host, host, copying, 0);
+        if load.host_bytes > 0 {
+            estimates.speeds.observe(Tier::Host, load.host_bytes, load.copying, 0);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::job::{Destination, Job, LoadRequest, NewBlock, Offload, Onboard, Prep
 use crate::memory::HostBlock;
 use crate::metrics::StoreCounters;
 use crate::mover::Message;
-use crate::shared::{DISK, HOST, Plan, Prompt, Shared};
+use crate::shared::{DISK, HOST, LoadTimes, Plan, Prompt, Shared};
 
 /// Loads, searches and the like that may be inside at a time.
 const REQUESTS_MAX: usize = 16_384;
@@ -143,6 +143,12 @@ impl Store {
     /// Tells how long the worker took to compute so many tokens behind so many.
     pub fn observe_prefill(&self, tokens: usize, context: usize, elapsed: Duration) {
         self.shared.observe_prefill(tokens, context, elapsed);
+    }
+
+    /// Tells how long a load took that was made of holds ([`Store::hold`], [`Store::hold_now`]), which are not measured one by one:
+    /// of many that are asked for at a time each would seem to take as long as all.
+    pub fn observe_load(&self, times: &LoadTimes) {
+        self.shared.observe_load(times);
     }
 
     /// Queues a block for the copy into host memory; [`crate::Moved::Offloaded`] follows.

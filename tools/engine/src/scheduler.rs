@@ -324,7 +324,7 @@ impl Scheduler {
             return Fetch::Unneeded(Box::new(sequence));
         };
         let prompt = Prompt {
-            chain: &sequence.identities[..wanted],
+            chain: &sequence.identities[found..wanted],
             device_blocks: found,
             tokens: sequence.tokens.len(),
             block_tokens: self.blocks.kv.block_tokens(),

@@ -77,6 +77,18 @@ class TierEvent:
     tier: int
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What gives a prompt's first token soonest: to load the first `blocks`, to fetch, or (None) to compute it all.
+
+    A load or a fetch is to take no longer than `deadline` seconds.
+    """
+
+    operation: Operation | None
+    blocks: int = 0
+    deadline: float = 0.0
+
+
 class Memory(IntEnum):
     """Where registered tensors lie, `kvasir_kv_memory`."""
 
@@ -131,23 +143,6 @@ class _Tensors(ctypes.Structure):
     ]
 
 
-class _Buffer(ctypes.Structure):
-    _fields_ = [("start", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
-
-
-class _Request(ctypes.Structure):
-    _fields_ = [
-        ("user", ctypes.c_uint64),
-        ("operation", ctypes.c_uint32),
-        ("held", ctypes.c_uint32),
-        ("identities", ctypes.c_char_p),
-        ("identity_count", ctypes.c_size_t),
-        ("meta", _Buffer),
-        ("payload", ctypes.POINTER(_Buffer)),
-        ("payload_count", ctypes.c_size_t),
-    ]
-
-
 class _Transfer(ctypes.Structure):
     _fields_ = [
         ("user", ctypes.c_uint64),
@@ -161,7 +156,27 @@ class _Transfer(ctypes.Structure):
         ("parent", ctypes.c_char_p),
         ("position", ctypes.c_uint32),
         ("is_chain", ctypes.c_uint32),
+        ("deadline_us", ctypes.c_uint32),
+        ("held", ctypes.c_uint32),
     ]
+
+
+class _Prompt(ctypes.Structure):
+    _fields_ = [
+        ("bytes", ctypes.c_uint32),
+        ("block_tokens", ctypes.c_uint32),
+        ("identities", ctypes.c_char_p),
+        ("count", ctypes.c_size_t),
+        ("held", ctypes.c_uint64),
+        ("tokens", ctypes.c_uint64),
+        ("queued_tokens", ctypes.c_uint64),
+        ("may_fetch", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = [("operation", ctypes.c_uint32), ("deadline_us", ctypes.c_uint32), ("blocks", ctypes.c_uint64)]
 
 
 class _HandOff(ctypes.Structure):
@@ -268,6 +283,8 @@ class _Statistics(ctypes.Structure):
             "far_written",
             "far_too_large",
             "events_lost",
+            "recomputed",
+            "late",
         )
     ]
 
@@ -301,9 +318,10 @@ class Library:
             "stats": [handle, ctypes.POINTER(_Statistics), size],
             "register": [handle, ctypes.POINTER(_Tensors), ctypes.POINTER(ctypes.c_uint64)],
             "unregister": [handle, ctypes.c_uint64],
-            "submit": [handle, ctypes.POINTER(_Request), size, size_out],
             "take_events": [handle, ctypes.POINTER(_Event), size, size_out],
             "submit_transfer": [handle, ctypes.POINTER(_Transfer)],
+            "plan_prompt": [handle, ctypes.POINTER(_Prompt), ctypes.POINTER(_Plan)],
+            "observe_prefill": [handle, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64],
             "submit_handoff": [handle, ctypes.POINTER(_HandOff)],
             "end_handoff": [handle, ctypes.c_uint64],
             "cancel_handoff": [handle, ctypes.c_uint64],
@@ -373,15 +391,33 @@ class Store:
         self._library.call("match", self._handle, identities, _count(identities), ctypes.byref(matched))
         return matched.value
 
-    def fetch(self, user: int, identities: bytes, held: int) -> bool:
+    def plan(
+        self, identities: bytes, held: int, tokens: int, block_tokens: int, queued_tokens: int, may_fetch: bool
+    ) -> Plan:
+        """What is best done with a prompt of so many tokens, of which the engine has `held` blocks and `identities` name the next.
+
+        The engine computes `queued_tokens` of other prompts before. `may_fetch`: other nodes were not asked yet.
+        """
+        size, count = ctypes.sizeof(_Prompt), _count(identities)
+        prompt = _Prompt(size, block_tokens, identities, count, held, tokens, queued_tokens, may_fetch)
+        plan = _Plan()
+        self._library.call("plan_prompt", self._handle, ctypes.byref(prompt), ctypes.byref(plan))
+        return Plan(Operation(plan.operation) if plan.operation else None, plan.blocks, plan.deadline_us / 1e6)
+
+    def observe_prefill(self, tokens: int, context: int, seconds: float) -> None:
+        """Tells how long the engine took to compute so many tokens behind so many."""
+        self._library.call("observe_prefill", self._handle, tokens, context, round(seconds * 1e6))
+
+    def fetch(self, user: int, identities: bytes, held: int, deadline: float = 0.0) -> bool:
         """Brings blocks of a chain, from its first one on, here from other nodes and object storage; false when the queue is full.
 
-        The caller has the first `held` of them. Its completion says how many are here then, those included.
+        The caller has the first `held` of them. Its completion says how many are here then, those included. It takes no longer than
+        `deadline` seconds, if that is not 0, and than the deadlines of the tiers.
         """
-        request = _Request(user, Operation.FETCH, held, identities, _count(identities))
-        accepted = ctypes.c_size_t()
-        self._library.call("submit", self._handle, ctypes.byref(request), 1, ctypes.byref(accepted))
-        return accepted.value == 1
+        transfer = _Transfer(user, Operation.FETCH, ctypes.sizeof(_Transfer))
+        transfer.identities, transfer.count, transfer.held = identities, _count(identities), held
+        transfer.deadline_us = _microseconds(deadline)
+        return self._library.call("submit_transfer", self._handle, ctypes.byref(transfer)) == Status.OK
 
     def register(self, planes: Sequence[Plane], blocks: int, memory: Memory, device: int = 0) -> int:
         """Registers paged tensors, and returns their number. The memory must stay until `unregister` or `close`."""
@@ -404,6 +440,7 @@ class Store:
         blocks: Sequence[int],
         event: int = 0,
         chain: tuple[int, bytes | None] | None = None,
+        deadline: float = 0.0,
     ) -> bool:
         """Submits a save or a load of one block for each identity; false when the queue is full.
 
@@ -411,7 +448,7 @@ class Store:
         at the beginning. Without, each stands for itself.
 
         The blocks must stay as they are until the completion with this `user` was polled. `event` is the handle of a
-        recorded CUDA event that the device's work waits for, or 0.
+        recorded CUDA event that the device's work waits for, or 0. `deadline`: seconds for which a load may wait for the disk.
         """
         if _count(identities) != len(blocks):
             raise ValueError(f"{_count(identities)} identities for {len(blocks)} blocks")
@@ -423,6 +460,7 @@ class Store:
         transfer = _Transfer(
             user, operation, size, tensors, identities, numbers, len(blocks), event or None, parent, position, chain is not None
         )
+        transfer.deadline_us = _microseconds(deadline)
         return self._library.call("submit_transfer", self._handle, ctypes.byref(transfer)) == Status.OK
 
     def poll(self, timeout_ms: int = 0) -> list[Completion]:
@@ -562,6 +600,11 @@ class Store:
         counters = _Statistics()
         self._library.call("stats", self._handle, ctypes.byref(counters), ctypes.sizeof(counters))
         return {field[0]: getattr(counters, field[0]) for field in _Statistics._fields_}
+
+
+def _microseconds(seconds: float) -> int:
+    """Of a deadline; none at all is 0."""
+    return min(max(round(seconds * 1e6), 1), 2**32 - 1) if seconds > 0 else 0
 
 
 def _count(identities: bytes) -> int:

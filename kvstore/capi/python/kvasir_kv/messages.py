@@ -32,13 +32,17 @@ class Source:
 
 @dataclass
 class Load:
-    """Blocks of the engine that a request waits for: from the store by their hashes, or from another engine."""
+    """Blocks of the engine that a request waits for: from the store by their hashes, or from another engine.
+
+    From the store no longer than `deadline` seconds, if that is not 0: what has not come by then is computed.
+    """
 
     job: int
     request: str
     hashes: list[bytes]
     blocks: list[int]
     source: Source | None = None
+    deadline: float = 0.0
 
 
 @dataclass
@@ -58,15 +62,43 @@ class Push:
 
 @dataclass
 class Question:
-    """How many of these blocks, from the first on, does the worker have? Each question has a number of its own.
+    """How many blocks of a prompt are worth loading? Each question has a number of its own.
 
-    With `held`, which may be 0, the blocks begin with the prompt's first one: the engine has so many, which do not count, and those behind
-    them are brought here from other nodes, if these have them.
+    The engine has `held` blocks of it and `hashes` name the next ones, in a prompt of `tokens` tokens; before it the engine computes
+    `queued_tokens` of others. With `may_fetch` the hashes begin with the prompt's very first block, and what is not here is brought here from
+    other nodes first, if that is worth it.
     """
 
     number: int
     hashes: list[bytes]
-    held: int | None = None
+    held: int
+    tokens: int
+    block_tokens: int
+    queued_tokens: int = 0
+    may_fetch: bool = False
+
+    @property
+    def wanted(self) -> list[bytes]:
+        """Hashes of the blocks behind those that the engine has."""
+        return self.hashes[self.held :] if self.may_fetch else self.hashes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How many blocks are worth loading, and for how many seconds; `wants_fetch`: other nodes should be asked first."""
+
+    blocks: int
+    deadline: float = 0.0
+    wants_fetch: bool = False
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """A step of the engine that computed `tokens` tokens of prompts behind `context` tokens."""
+
+    tokens: int
+    context: int
+    seconds: float
 
 
 @dataclass
@@ -81,6 +113,8 @@ class Step:
     """Hand-offs that are to stop."""
     declined: list[Leg] = field(default_factory=list)
     """Hand-offs of which nothing is wanted."""
+    prefills: list[Prefill] = field(default_factory=list)
+    """Earlier steps, from which the workers' stores learn how fast the engine is."""
 
     def is_empty(self) -> bool:
         return not any(vars(self).values())
@@ -88,13 +122,15 @@ class Step:
 
 @dataclass
 class Tally:
-    """How many workers have said something, and the least that one of them said."""
+    """How many workers have said something, and the least that one of them said; of an answer with its shortest deadline."""
 
     workers: int
     least: int
+    deadline: float = 0.0
 
     def add(self, other: "Tally") -> "Tally":
-        return Tally(self.workers + other.workers, min(self.least, other.least))
+        workers, least = self.workers + other.workers, min(self.least, other.least)
+        return Tally(workers, least, min(self.deadline, other.deadline))
 
 
 @dataclass

@@ -9,9 +9,12 @@ A request loads once each time it is admitted. While it loads, the engine keeps 
 does not come is computed.
 
 Blocks are named by the engine's own hashes here. Where the worker lives in this process, it is asked at once how many
-blocks of a prompt it has. Where workers are processes of their own, the question goes with one step and the answer
+blocks of a prompt are worth loading. Where workers are processes of their own, the question goes with one step and the answer
 comes with its result, so that the request waits for one step. With stores that bring blocks from other nodes a request whose
-prompt is not all here waits, once, until these have been asked and what they have has come.
+prompt is not all here waits, once, until these have been asked and what they have has come, if that is worth the time.
+
+What is worth it the stores know: they measure their tiers, and learn from `step_over` how fast the engine computes prompts. A load ends
+at a deadline, beyond which it would cost more than it saves; the blocks that have not come are computed.
 
 A request may be one leg of a hand-off (see `handoff`). The engine that computes its prompt pushes each whole block in the
 step that completes it; such a block, too, is held until it was copied. The engine that generates from it loads, once,
@@ -23,21 +26,26 @@ may have been made with other weights: a request that begins with such blocks is
 """
 
 import os
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from . import handoff, identity
 from .handoff import Leg
-from .messages import Load, Push, Question, Report, Save, Source, Step, TierChange
+from .messages import Answer, Load, Prefill, Push, Question, Report, Save, Source, Step, TierChange
 
-Match = Callable[[list[bytes]], int]
+Look = Callable[[Question], Answer]
 
 _LOOK_STEPS = 8
 """A look into the store of a worker in this process holds for so many steps: the engine asks for the request at the head of its
 queue in each step until there is room for it, and a look hashes a name for each block of its prompt. What has gone by then is
 computed, what has come is found by the next look."""
+
+
+_PREFILL_TOKENS_MIN = 16
+"""Steps with fewer tokens of prompts say little of how fast prompts are computed."""
 
 
 class Block(Protocol):
@@ -73,14 +81,18 @@ class _Tracked:
     loaded: range = range(0)
     first: int = 0
     """Where the blocks begin that were last looked for."""
-    look: tuple[int, int, int] | None = None
-    """The last look into the store of a worker in this process: where its blocks began and ended, and how many were there."""
+    computed: int = 0
+    """Tokens that the engine had when it last asked for this request."""
+    look: tuple[int, int, Answer] | None = None
+    """The last look into the store of a worker in this process: where its blocks began and ended, and what was worth loading."""
     look_until: int = 0
     """The step from which on that does not hold any more."""
     asked: int | None = None
     """Where the blocks begin that the workers were asked for."""
     question: int = 0
     answer: int | None = None
+    deadline: float = 0.0
+    """Seconds that its load may take."""
     is_stale: bool = False
     """Its blocks were computed before a reset, or may have been, or follow such: they are neither saved nor loaded."""
     leg: Leg | None = None
@@ -90,6 +102,19 @@ class _Tracked:
     """The hand-off whose blocks it waits for."""
     described: list[int] = field(default_factory=list)
     """Short hashes of its blocks in `Scheduler._described_blocks`."""
+
+
+@dataclass
+class _Begun:
+    """A step that the engine has begun: its prompts' tokens, and the pairs of one of them and one that it attends to."""
+
+    at: float
+    tokens: int = 0
+    pairs: float = 0.0
+
+    def prefill(self, seconds: float) -> Prefill:
+        """One prompt of as many tokens, behind as many as give the same pairs."""
+        return Prefill(self.tokens, max(round(self.pairs / self.tokens - self.tokens / 2), 0), seconds)
 
 
 class Scheduler:
@@ -102,13 +127,13 @@ class Scheduler:
         workers: int,
         saving_blocks_max: int,
         load_blocks_min: int = 1,
-        nearby: Callable[[], Match | None] = lambda: None,
+        nearby: Callable[[], Look | None] = lambda: None,
         adapter_salt: Callable[[Any], bytes] = lambda request: b"",
         is_offloading: bool = True,
         is_handing_over: bool = False,
         is_fetching: bool = False,
     ) -> None:
-        """`hash_tokens` lie between two of the engine's hashes; `nearby` gives a match of a worker in this process.
+        """`hash_tokens` lie between two of the engine's hashes; `nearby` gives a look into the store of a worker in this process.
 
         `is_offloading`: blocks are kept in the store. `is_handing_over`: the workers can hand blocks to other engines.
         `is_fetching`: the stores bring blocks from other nodes or object storage.
@@ -138,6 +163,12 @@ class Scheduler:
         """Requests that load a block or fetch it from other nodes, with its number in each, by the engine's short hash."""
         self._numbers = 0
         self._steps = 0
+        self._under_way: deque[_Begun] = deque()
+        """Steps whose results have not come."""
+        self._over_at = 0.0
+        """When the last one's came."""
+        self._computing: dict[str, int] = {}
+        """Tokens of prompts that are still to be computed, of requests that the engine has admitted."""
         self._epoch = b""
         self._is_cache_stale = False
         self._counters: Counter[str] = Counter()
@@ -157,6 +188,7 @@ class Scheduler:
         None: not known yet; the engine asks again in the next step.
         """
         tracked = self._track(request)
+        tracked.computed = computed_tokens
         tracked.is_stale |= self._is_cache_stale and computed_tokens > 0
         first, odd = divmod(computed_tokens, self._block_tokens)
         is_wanted = not (odd or request.skip_reading_prefix_cache or tracked.is_stale)
@@ -186,6 +218,7 @@ class Scheduler:
         """The engine has given a request its blocks, of which those for `external_tokens` are to be loaded."""
         tracked = self._track(request)
         tracked.asked = tracked.answer = tracked.look = None
+        self._computing[request.request_id] = request.num_tokens - tracked.computed - external_tokens
         count = external_tokens // self._block_tokens
         if count == 0:
             return
@@ -201,7 +234,7 @@ class Scheduler:
             self._counters["awaited_blocks"] += count
             return
         names = self._names(tracked, first, stop)
-        self._step.loads.append(Load(job, request.request_id, names, list(blocks[first:stop])))
+        self._step.loads.append(Load(job, request.request_id, names, list(blocks[first:stop]), deadline=tracked.deadline))
         tracked.loads += 1
         tracked.loaded = range(first, stop)
 
@@ -210,18 +243,42 @@ class Scheduler:
 
         `scheduled` are each request's tokens that are computed in it, `blocks_of` a request's blocks.
         """
+        begun = _Begun(time.monotonic())
         for name, tokens in scheduled.items():
             tracked = self._requests.get(name)
             if tracked is None:
                 continue
-            computed = tracked.request.num_computed_tokens + tokens
+            before = tracked.request.num_computed_tokens
+            computed = before + tokens
+            self._note_prefill(begun, tracked.request, before, tokens)
             if tracked.leg is not None and tracked.leg.source is None:
                 self._push(tracked, tracked.leg, computed, blocks_of)
             if self._is_offloading and not tracked.is_stale:
                 self._offer(tracked, computed, blocks_of)
         step, self._step = self._step, Step()
         self._steps += 1
+        self._under_way.append(begun)
         return step
+
+    def step_over(self) -> None:
+        """The result of the oldest step under way has come. To be called for each step, those without tokens included."""
+        if not self._under_way:
+            return
+        # The engine may have begun this step while it computed the one before.
+        begun, now = self._under_way.popleft(), time.monotonic()
+        seconds, self._over_at = now - max(begun.at, self._over_at), now
+        if begun.tokens >= _PREFILL_TOKENS_MIN:
+            self._step.prefills.append(begun.prefill(seconds))
+
+    def _note_prefill(self, begun: _Begun, request: Any, before: int, tokens: int) -> None:
+        left = request.num_tokens - before - tokens
+        if left > 0:
+            self._computing[request.request_id] = left
+        else:
+            self._computing.pop(request.request_id, None)
+        if before < request.num_prompt_tokens:
+            begun.tokens += tokens
+            begun.pairs += tokens * (before + tokens / 2)
 
     def take_report(self, report: Report) -> None:
         """What workers have done; counts when all of them have."""
@@ -243,11 +300,12 @@ class Scheduler:
             tracked = self._requests.get(self._asking.pop(number))
             # A reset, or another request of the same name, may have made the question void.
             if tracked is not None and tracked.asked is not None and tracked.question == number:
-                tracked.answer = tally.least
+                tracked.answer, tracked.deadline, tracked.look = tally.least, tally.deadline, None
 
     def finished(self, request: Any) -> None:
         """Forgets a request. Its blocks that are being saved or loaded are still held."""
         tracked = self._requests.pop(request.request_id, None)
+        self._computing.pop(request.request_id, None)
         if tracked is not None:
             self._forget_description(tracked)
         if tracked is None:
@@ -402,27 +460,33 @@ class Scheduler:
         return identity.salted(tracked.salt, [bytes(hashes[at * step - 1]) for at in range(first + 1, stop + 1)])
 
     def _stored(self, tracked: _Tracked, first: int, stop: int) -> int | None:
+        """How many blocks from `first` on are to be loaded; None: not known yet."""
         tracked.first = first
-        nearby, here = self._nearby(), 0
-        if nearby is not None:
-            if tracked.look is None or tracked.look[:2] != (first, stop) or self._steps >= tracked.look_until:
-                tracked.look = (first, stop, nearby(self._names(tracked, first, stop)))
-                tracked.look_until = self._steps + _LOOK_STEPS
-            here = tracked.look[2]
-            if here == stop - first or not self._is_fetching:
-                return here
         if tracked.asked is not None and tracked.answer is None:
             return None
+        may_fetch = self._is_fetching and tracked.answer is None
+        nearby = self._nearby()
+        if nearby is not None:
+            if tracked.look is None or tracked.look[:2] != (first, stop) or self._steps >= tracked.look_until:
+                tracked.look = (first, stop, nearby(self._question(tracked, first, stop, may_fetch)))
+                tracked.look_until = self._steps + _LOOK_STEPS
+            here = tracked.look[2]
+            if not here.wants_fetch:
+                tracked.deadline = here.deadline
+                return min(here.blocks, stop - first)
         if tracked.asked is None or tracked.answer is None or first < tracked.asked:
             tracked.asked, tracked.answer, tracked.question = first, None, self._next_number()
             self._asking[tracked.question] = tracked.request.request_id
-            # Object storage has whole runs: the block that is computed again may be the last of one.
-            wanted = range(0, self._hashed(tracked.request)) if self._is_fetching else range(first, stop)
-            held = first if self._is_fetching else None
-            names = self._names(tracked, wanted.start, wanted.stop)
-            self._step.questions.append(Question(tracked.question, names, held))
+            self._step.questions.append(self._question(tracked, first, stop, self._is_fetching))
             return None
-        return max(min(tracked.asked + tracked.answer, stop) - first, here)
+        return max(min(tracked.asked + tracked.answer, stop) - first, 0)
+
+    def _question(self, tracked: _Tracked, first: int, stop: int, may_fetch: bool) -> Question:
+        # Object storage has whole runs: the block that is computed again may be the last of one.
+        wanted = range(0, self._hashed(tracked.request)) if may_fetch else range(first, stop)
+        names, tokens = self._names(tracked, wanted.start, wanted.stop), tracked.request.num_tokens
+        queued = sum(self._computing.values())
+        return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch)
 
     def _offer(self, tracked: _Tracked, computed: int, blocks_of: Callable[[str], Sequence[int]]) -> None:
         """Saves the blocks that a request completes in this step, and those that had to wait.

@@ -44,7 +44,7 @@ from . import handoff, identity
 from .library import Library, Memory, Store, Tier
 from .messages import Report, Step, TierChange
 from .planes import Layout, layout
-from .scheduler import Match, Scheduler
+from .scheduler import Look, Scheduler
 from .settings import Settings
 from .vllm_engine import adapter_salt, handoff_facts, memory_of, refuse, refuse_handoff, worker_facts, worker_name
 from .vllm_metrics import KvasirMetrics, KvasirStats
@@ -244,6 +244,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> KvasirStats | None:
         if self._scheduler is not None:
+            # The engine asks for these whenever the result of a step has come.
+            self._scheduler.step_over()
             stats = KvasirStats.of(self._scheduler.take_counters())
         else:
             stats = KvasirStats.of(self._working.take_counters())
@@ -344,9 +346,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         )
         workers = self._vllm_config.parallel_config.world_size
 
-        def nearby() -> Match | None:
+        def nearby() -> Look | None:
             worker = _WORKERS.get(self._engine) if workers == 1 else None
-            return worker.match if worker is not None else None
+            return worker.look if worker is not None else None
 
         return Scheduler(
             block_tokens=block_tokens,

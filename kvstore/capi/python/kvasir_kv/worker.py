@@ -13,8 +13,8 @@ from typing import Any
 
 from . import identity
 from .handoff import HeadPartition, Leg
-from .library import EVENTS_AT_ONCE, Completion, Ending, Operation, Status, Store, StoreError, TierEvent
-from .messages import Load, Push, Question, Report, Save, Step, Tally, TierChange
+from .library import EVENTS_AT_ONCE, Completion, Ending, Operation, Plan, Status, Store, StoreError, TierEvent
+from .messages import Answer, Load, Push, Question, Report, Save, Step, Tally, TierChange
 
 _log = logging.getLogger("vllm.kvasir_kv.worker")
 
@@ -129,13 +129,19 @@ class Worker:
         self._told_at: float | None = None
         self._untold = 0
 
-    def match(self, hashes: list[bytes]) -> int:
-        """How many blocks are in the store, from the first on; none when it cannot be asked."""
+    def look(self, question: Question) -> Answer:
+        """How many blocks are worth loading; none when the store cannot be asked."""
+        plan = self._plan(question, question.may_fetch)
+        return Answer(plan.blocks, plan.deadline, plan.operation == Operation.FETCH)
+
+    def _plan(self, question: Question, may_fetch: bool) -> Plan:
+        names = identity.identities(self._key, question.wanted)
+        tokens, block_tokens = question.tokens, question.block_tokens
         try:
-            return self._store.match(identity.identities(self._key, hashes))
+            return self._store.plan(names, question.held, tokens, block_tokens, question.queued_tokens, may_fetch)
         except StoreError as problem:
-            self._failed("match", str(problem))
-            return 0
+            self._failed("plan", str(problem))
+            return Plan(None)
 
     def begin(self, step: Step) -> None:
         """Takes what is to be pushed of a step, before the engine computes it, and ends hand-offs."""
@@ -151,6 +157,8 @@ class Worker:
 
     def load(self, step: Step) -> None:
         """Begins the loads of a step, and answers its questions; before or after the engine computes it."""
+        for prefill in step.prefills:
+            self._quietly("observe_prefill", lambda: self._store.observe_prefill(prefill.tokens, prefill.context, prefill.seconds))
         self._questions.extend(step.questions)
         self._ask()
         self._begin(self._loads, step.loads)
@@ -159,20 +167,23 @@ class Worker:
         """Answers questions, or asks other nodes first, as far as there is room for their blocks."""
         while self._questions:
             question = self._questions[0]
-            held, wanted = question.held or 0, len(question.hashes) - (question.held or 0)
-            if question.held is not None and self._fetches and self._fetching + wanted > self._fetching_limit():
+            wanted = len(question.wanted)
+            if question.may_fetch and self._fetches and self._fetching + wanted > self._fetching_limit():
                 return
             self._questions.popleft()
-            if question.held is not None and self._fetch(question):
-                self._fetching += wanted
-                continue
-            self._report.answers[question.number] = Tally(1, self.match(question.hashes[held:]))
+            plan = self._plan(question, question.may_fetch)
+            if plan.operation == Operation.FETCH:
+                if self._fetch(question, plan.deadline):
+                    self._fetching += wanted
+                    continue
+                plan = self._plan(question, False)
+            self._report.answers[question.number] = Tally(1, plan.blocks, plan.deadline)
 
-    def _fetch(self, question: Question) -> bool:
-        """Asks for blocks that are not here; when all of them are it completes at once. False when it cannot."""
+    def _fetch(self, question: Question, deadline: float) -> bool:
+        """Asks other nodes for blocks that are not here. False when it cannot."""
         try:
             names = identity.identities(self._key, question.hashes)
-            taken = self._store.fetch(question.number, names, question.held or 0)
+            taken = self._store.fetch(question.number, names, question.held, deadline)
         except StoreError as problem:
             self._failed("fetch", str(problem))
             return False
@@ -188,11 +199,11 @@ class Worker:
 
     def _fetched(self, completion: Completion) -> None:
         question = self._fetches.pop(completion.user)
-        held = question.held or 0
-        self._fetching -= len(question.hashes) - held
+        self._fetching -= len(question.wanted)
         if completion.failure:
             self._failed("fetch", completion.failure)
-        self._report.answers[question.number] = Tally(1, max(completion.blocks - held, 0))
+        plan = self._plan(question, False)
+        self._report.answers[question.number] = Tally(1, plan.blocks, plan.deadline)
 
     def save(self, step: Step) -> None:
         """Begins the saves of a step; to be called when the engine's work on their blocks has been submitted."""
@@ -457,8 +468,9 @@ class Worker:
             if isinstance(job, Save):
                 parent = None if job.parent is None else identity.identities(self._key, [job.parent])
                 chain = (job.first, parent)
+            deadline = job.deadline if isinstance(job, Load) else 0.0
             return self._store.submit(
-                job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle, chain
+                job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle, chain, deadline
             )
         senders = self._senders(source.leg)
         if self._handoff is None or not all(senders.values()):

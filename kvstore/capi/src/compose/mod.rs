@@ -81,7 +81,7 @@ pub(crate) fn open(
     };
     let mut builder = StoreBuilder::new(config, host).map_err(|error| failed(&error))?;
     if settings.disk_tier.capacity.0 > 0 {
-        builder = builder.disk(disk(&settings));
+        builder = builder.disk(disk(&settings, |engine| engine));
     }
     let (mut device, mut reports) = (None, None);
     if let Some(section) = &settings.device {
@@ -129,7 +129,11 @@ fn policy(eviction: Eviction) -> PolicyKind {
     }
 }
 
-pub(crate) fn disk(settings: &Settings) -> DiskTier {
+/// The disk tier of a configuration. Tests `wrap` its engine.
+pub(crate) fn disk(
+    settings: &Settings,
+    wrap: impl FnOnce(Box<dyn IoEngine>) -> Box<dyn IoEngine> + Send + 'static,
+) -> DiskTier {
     let tier = settings.disk_tier.clone();
     let (slot_bytes, segment_bytes) = (settings.slot_bytes(), settings.segment_bytes());
     let config = DiskConfig {
@@ -149,7 +153,7 @@ pub(crate) fn disk(settings: &Settings) -> DiskTier {
     };
     let (depth, eviction) = (tier.depth as usize, policy(tier.eviction));
     let open = move || {
-        open_log(&tier, segment_bytes, config)
+        open_log(&tier, segment_bytes, config, wrap)
             .map_err(|error| format!("disk_tier.path = \"{}\": {error}", tier.path).into())
     };
     DiskTier { open: Box::new(open), depth, eviction, admission }
@@ -160,9 +164,10 @@ fn open_log(
     tier: &DiskTierSettings,
     segment_bytes: u64,
     config: DiskConfig,
+    wrap: impl FnOnce(Box<dyn IoEngine>) -> Box<dyn IoEngine>,
 ) -> Result<(DiskLog, Vec<Recovered>), Broken> {
     std::fs::create_dir_all(Path::new(&tier.path))?;
-    let engine = engine(tier, segment_bytes)?;
+    let engine = wrap(engine(tier, segment_bytes)?);
     let areas: Vec<Area> =
         (0..).zip(&engine.geometry().files).map(|(file, &bytes)| Area { file, offset: 0, bytes }).collect();
     let (log, recovered, _report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())?;

@@ -16,6 +16,7 @@ use kvstore_store::{HostBlock, Moved, Onboard, Throttled};
 use super::Places;
 use super::lane::Lane;
 use super::launch::{SUMS, launch};
+use crate::backend::{Backend, Loaded};
 use crate::format::HEAD_BYTES_MIN;
 use crate::status::{Failure, Status};
 use crate::store::{QUEUE_PAUSE, READ_MAX};
@@ -59,7 +60,14 @@ impl Lane {
     /// How many blocks, from the first on, are in the tensors then.
     pub(super) fn load(&mut self, places: &Places, what: &Blocks) -> Result<usize, Failure> {
         let mut rounds = Rounds::default();
-        let loaded = self.load_rounds(places, what, &mut rounds);
+        let (started, mut counts) = (Instant::now(), Loaded::default());
+        let loaded = self.load_rounds(places, what, &mut rounds, &mut counts);
+        // The store has measured the copies out of host memory itself.
+        if let Some(blocks) = loaded.as_ref().ok().filter(|_| counts.asked_of_disk > 0) {
+            counts.blocks = *blocks;
+            let is_late = *blocks < what.identities.len() && Instant::now() >= what.deadline;
+            self.store.observe_load(counts, started.elapsed(), is_late);
+        }
         // Those behind the end of the prefix: their slots are the store's until it reports.
         while let Some(round) = rounds.under_way.pop_front() {
             self.arrival(round.request, &mut rounds.early)?;
@@ -67,14 +75,20 @@ impl Lane {
         loaded
     }
 
-    fn load_rounds(&mut self, places: &Places, what: &Blocks, rounds: &mut Rounds) -> Result<usize, Failure> {
+    fn load_rounds(
+        &mut self,
+        places: &Places,
+        what: &Blocks,
+        rounds: &mut Rounds,
+        counts: &mut Loaded,
+    ) -> Result<usize, Failure> {
         let total = what.identities.len();
         let rounds_max = places.pool.slot_count().min(2);
         let (mut loaded, mut asked, mut tried_again) = (0, 0, None);
         while loaded < total && !self.is_closing() {
             while asked < total && rounds.under_way.len() < rounds_max {
                 let is_ahead = !rounds.under_way.is_empty();
-                let Some(round) = self.begin_round(places, what, asked, is_ahead)? else { break };
+                let Some(round) = self.begin_round(places, what, asked, is_ahead, counts)? else { break };
                 asked += round.held.len();
                 rounds.under_way.push_back(round);
             }
@@ -115,6 +129,7 @@ impl Lane {
         what: &Blocks,
         first: usize,
         is_ahead: bool,
+        counts: &mut Loaded,
     ) -> Result<Option<Round>, Failure> {
         let rest = &what.identities[first..];
         let slots = places.pool.slot_count();
@@ -125,7 +140,7 @@ impl Lane {
             |block: &HostBlock| block.len() == places.block_bytes && block.begins_with(&[0; HEAD_BYTES_MIN]);
         let mut held = self.store.hold_present(&identities[..near], is_right);
         if held.is_empty() && !is_ahead {
-            held = self.store.hold_prefix(identities, is_right)?;
+            held = self.store.hold_prefix(identities, is_right, what.deadline, counts)?;
             if held.is_empty() && self.store.is_there(&identities[0]) {
                 // One that is damaged where its head is: whoever saves it again must not hear that it is there.
                 let _unless_stopped = self.store.throw_away(&identities[0]);

@@ -5,13 +5,16 @@
 
 mod blocks;
 mod boundary;
+mod events;
 mod handoff;
 mod opening;
 mod paged;
+mod plan;
 mod submission;
 
 pub use blocks::{kvasir_kv_delete, kvasir_kv_get, kvasir_kv_match, kvasir_kv_put, kvasir_kv_stats};
 pub use boundary::{Handle, kvasir_kv_last_error, kvasir_kv_strerror, kvasir_kv_version};
+pub use events::kvasir_kv_take_events;
 pub use handoff::{
     HandOff, kvasir_kv_cancel_handoff, kvasir_kv_decline_handoff, kvasir_kv_end_handoff,
     kvasir_kv_handoff_address, kvasir_kv_handoff_rails, kvasir_kv_handoff_stages, kvasir_kv_handoff_stats,
@@ -20,4 +23,5 @@ pub use handoff::{
 pub(crate) use opening::open_with;
 pub use opening::{kvasir_kv_close, kvasir_kv_open, kvasir_kv_open_file};
 pub use paged::{Transfer, kvasir_kv_register, kvasir_kv_submit_transfer, kvasir_kv_unregister};
-pub use submission::{Request, kvasir_kv_event_fd, kvasir_kv_poll, kvasir_kv_submit, kvasir_kv_take_events};
+pub use plan::{Answer, Prompt, kvasir_kv_observe_prefill, kvasir_kv_plan_prompt};
+pub use submission::{Request, kvasir_kv_event_fd, kvasir_kv_poll, kvasir_kv_submit};

@@ -1,6 +1,7 @@
-//! An engine's paged tensors, and transfers of blocks between them and the store.
+//! An engine's paged tensors, transfers of blocks between them and the store, and fetches from other nodes.
 
 use std::ffi::c_void;
+use std::time::{Duration, Instant};
 
 use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
 use crate::backend::{Backend, ChainPlace, Identity};
@@ -9,12 +10,14 @@ use crate::handles::{self, Opened};
 use crate::queue::{IDENTITIES_MAX, Submitted, Work};
 use crate::registry::OnDevice;
 use crate::status::{Failure, Status};
+use crate::store::READ_MAX;
 use crate::tensors::{Memory, PagedTensors, Tensors};
 use crate::transfer::{self, Blocks, Direction};
 
 /// `kvasir_kv_operation` in C.
 const SAVE: u32 = 5;
-const LOAD: u32 = 6;
+pub(super) const LOAD: u32 = 6;
+pub(super) const FETCH: u32 = 9;
 
 /// Blocks to move, `kvasir_kv_transfer` in C.
 #[repr(C)]
@@ -22,7 +25,7 @@ const LOAD: u32 = 6;
 pub struct Transfer {
     /// Comes back in the completion.
     pub user: u64,
-    /// 5 save, 6 load.
+    /// 5 save, 6 load, 9 fetch.
     pub operation: u32,
     /// Of this structure; zero: up to the event.
     pub bytes: u32,
@@ -42,6 +45,17 @@ pub struct Transfer {
     pub position: u32,
     /// 1: each block hangs on the one before, 0: each stands for itself.
     pub is_chain: u32,
+    /// For a load or a fetch, how long it may take; zero: 10 s, or the deadlines of the tiers.
+    pub deadline_us: u32,
+    /// For a fetch, how many of the blocks the caller has, from the first on; else zero.
+    pub held: u32,
+}
+
+impl Transfer {
+    /// How long it may take, if the caller has said that.
+    fn patience(&self) -> Option<Duration> {
+        (self.deadline_us > 0).then(|| Duration::from_micros(self.deadline_us.into()))
+    }
 }
 
 /// Places in a chain are below this.
@@ -157,12 +171,16 @@ unsafe fn blocks(opened: &Opened, transfer: &Transfer) -> Result<Blocks, Failure
         SAVE => Direction::Save,
         LOAD => Direction::Load,
         other => {
-            let text = format!("operation {other} is neither KVASIR_KV_SAVE nor KVASIR_KV_LOAD");
+            let text =
+                format!("operation {other} is none of KVASIR_KV_SAVE, KVASIR_KV_LOAD and KVASIR_KV_FETCH");
             return Err(invalid(&text));
         }
     };
-    if transfer.count > IDENTITIES_MAX {
-        return Err(invalid("count is above 2^20"));
+    if transfer.held != 0 {
+        return Err(invalid("held is not 0, and the operation is no fetch"));
+    }
+    if direction == Direction::Save && transfer.deadline_us != 0 {
+        return Err(invalid("deadline_us is not 0, and the operation is a save"));
     }
     let tensors = opened.tensors.find(transfer.tensors)?;
     if tensors.memory() == Memory::Host && !transfer.event.is_null() {
@@ -180,7 +198,42 @@ unsafe fn blocks(opened: &Opened, transfer: &Transfer) -> Result<Blocks, Failure
     }
     // SAFETY: as above.
     let chain = unsafe { chain(transfer) }?;
-    Ok(Blocks { direction, identities: copied(identities)?, blocks: copied(blocks)?, tensors, chain })
+    let deadline = Instant::now() + transfer.patience().unwrap_or(READ_MAX);
+    Ok(Blocks {
+        direction,
+        identities: copied(identities)?,
+        blocks: copied(blocks)?,
+        tensors,
+        chain,
+        deadline,
+    })
+}
+
+/// Begins a fetch, if there is room for it.
+///
+/// # Safety
+/// As in the header for the identities of the transfer.
+unsafe fn fetch(opened: &Opened, transfer: &Transfer) -> Result<Submitted, Failure> {
+    let Transfer { user, tensors, identities, blocks, count, event, held, .. } = *transfer;
+    let held = held as usize;
+    if held > count {
+        return Err(invalid(&format!("held is {held}, and the fetch has {count} identities")));
+    }
+    if tensors != 0 || !blocks.is_null() || !event.is_null() {
+        return Err(invalid("a fetch has no tensors, no blocks and no event: it ends in host memory"));
+    }
+    if !transfer.parent.is_null() || transfer.position != 0 || transfer.is_chain != 0 {
+        return Err(invalid(
+            "a fetch is a chain from its first block on: parent, position and is_chain are 0",
+        ));
+    }
+    // SAFETY: the caller promised as many identities.
+    let identities = unsafe { elements(identities, count, "identities is a null pointer") }?;
+    let admitted = opened.queue.admit(count);
+    if admitted == Submitted::Taken {
+        opened.fetches.begin(&opened.backend, user, identities, held, transfer.patience());
+    }
+    Ok(admitted)
 }
 
 fn copied<T: Copy>(from: &[T]) -> Result<Vec<T>, Failure> {
@@ -201,23 +254,15 @@ pub unsafe extern "C" fn kvasir_kv_submit_transfer(handle: *mut Handle, transfer
         // SAFETY: the caller promised one.
         let transfer = unsafe { read(transfer) }?;
         let opened = handles::find(handle.addr())?;
-        // SAFETY: the caller promised its arrays.
-        let what = unsafe { blocks(&opened, &transfer) }?;
-        let submitted = match &opened.device {
-            Some(device) if what.tensors.places().is_some() => {
-                let admitted = opened.queue.admit(what.identities.len());
-                if admitted == Submitted::Taken {
-                    let job = Job { user: transfer.user, what, event: DeviceEvent(transfer.event) };
-                    // SAFETY: the caller promised that blocks and event stay usable until the completion was polled.
-                    unsafe { device.submit(job) };
-                }
-                admitted
-            }
-            _ => {
-                let work = Work::Shared(transfer::Transfer::new(what).into());
-                // SAFETY: as above.
-                unsafe { opened.queue.submit(transfer.user, work) }
-            }
+        if transfer.count > IDENTITIES_MAX {
+            return Err(invalid("count is above 2^20"));
+        }
+        let submitted = if transfer.operation == FETCH {
+            // SAFETY: the caller promised its identities.
+            unsafe { fetch(&opened, &transfer) }?
+        } else {
+            // SAFETY: the caller promised its arrays, and that blocks and event stay usable until the completion was polled.
+            unsafe { save_or_load(&opened, &transfer) }?
         };
         match submitted {
             Submitted::Taken => Ok(Status::Ok),
@@ -225,4 +270,25 @@ pub unsafe extern "C" fn kvasir_kv_submit_transfer(handle: *mut Handle, transfer
             Submitted::Closed => Err(handles::unknown()),
         }
     })
+}
+
+/// Queues a save or a load, if there is room for it.
+///
+/// # Safety
+/// As for [`kvasir_kv_submit_transfer`].
+unsafe fn save_or_load(opened: &Opened, transfer: &Transfer) -> Result<Submitted, Failure> {
+    // SAFETY: the caller promised its arrays.
+    let what = unsafe { blocks(opened, transfer) }?;
+    let Some(device) = opened.device.as_ref().filter(|_| what.tensors.places().is_some()) else {
+        let work = Work::Shared(transfer::Transfer::new(what).into());
+        // SAFETY: the caller promised that blocks stay usable until the completion was polled.
+        return Ok(unsafe { opened.queue.submit(transfer.user, work) });
+    };
+    let admitted = opened.queue.admit(what.identities.len());
+    if admitted == Submitted::Taken {
+        let job = Job { user: transfer.user, what, event: DeviceEvent(transfer.event) };
+        // SAFETY: as above, and the event too.
+        unsafe { device.submit(job) };
+    }
+    Ok(admitted)
 }

@@ -6,8 +6,7 @@ use super::blocks::ranges;
 use super::boundary::{Handle, elements, guarded, identity, invalid, remember, tell};
 use crate::backend::Identity;
 use crate::buffers::Buffer;
-use crate::events::Event;
-use crate::handles::{self, Opened};
+use crate::handles;
 use crate::operation::Operation;
 use crate::queue::{Completion, IDENTITIES_MAX, Submitted};
 use crate::status::{Failure, Status};
@@ -17,7 +16,6 @@ const GET: u32 = 1;
 const PUT: u32 = 2;
 const DELETE: u32 = 3;
 const MATCH: u32 = 4;
-const FETCH: u32 = 9;
 
 /// A request to submit, `kvasir_kv_request` in C.
 #[repr(C)]
@@ -25,13 +23,13 @@ const FETCH: u32 = 9;
 pub struct Request {
     /// Comes back in the completion.
     pub user: u64,
-    /// 1 get, 2 put, 3 delete, 4 match, 9 fetch.
+    /// 1 get, 2 put, 3 delete, 4 match.
     pub operation: u32,
-    /// For a fetch, how many of the blocks the caller has, from the first on; else zero.
-    pub held: u32,
-    /// The block; for a match or a fetch, the first of several.
+    /// Zero.
+    pub reserved: u32,
+    /// The block; for a match, the first of several.
     pub identities: *const Identity,
-    /// 1; for a match or a fetch, how many.
+    /// 1; for a match, how many.
     pub identity_count: usize,
     /// Where the meta goes or comes from.
     pub meta: Buffer,
@@ -41,7 +39,7 @@ pub struct Request {
     pub payload_count: usize,
 }
 
-/// The blocks of a match or of a fetch.
+/// The blocks of a match.
 ///
 /// # Safety
 /// As in the header for the identities of the request.
@@ -58,29 +56,11 @@ unsafe fn identities(request: &Request) -> Result<Vec<Identity>, Failure> {
     Ok(identities)
 }
 
-/// Begins a fetch, if there is room for it.
-///
-/// # Safety
-/// As in the header for the identities of the request.
-unsafe fn fetch(opened: &Opened, request: &Request) -> Result<Submitted, Failure> {
-    // SAFETY: handed on to the caller.
-    let identities = unsafe { identities(request) }?;
-    let held = request.held as usize;
-    if held > identities.len() {
-        return Err(invalid(&format!("held is {held}, and the fetch has {} identities", identities.len())));
-    }
-    let admitted = opened.queue.admit(identities.len());
-    if admitted == Submitted::Taken {
-        opened.fetches.begin(&opened.backend, request.user, &identities, held);
-    }
-    Ok(admitted)
-}
-
 /// # Safety
 /// As in the header for each pointer of the request.
 unsafe fn operation(request: &Request) -> Result<Operation, Failure> {
-    if request.held != 0 {
-        return Err(invalid("held is not zero, and the request is no fetch"));
+    if request.reserved != 0 {
+        return Err(invalid("reserved is not zero"));
     }
     if request.operation == MATCH {
         // SAFETY: handed on to the caller.
@@ -123,16 +103,10 @@ pub unsafe extern "C" fn kvasir_kv_submit(
         let requests = unsafe { elements(requests, count, "the requests are a null pointer") }?;
         let opened = handles::find(handle.addr())?;
         for request in requests {
-            let submitted = if request.operation == FETCH {
-                // SAFETY: the caller promised this for each request.
-                unsafe { fetch(&opened, request) }?
-            } else {
-                // SAFETY: as above.
-                let operation = unsafe { operation(request) }?;
-                // SAFETY: the caller promised that the buffers stay usable until the completion was polled.
-                unsafe { opened.queue.submit(request.user, operation) }
-            };
-            match submitted {
+            // SAFETY: the caller promised this for each request.
+            let operation = unsafe { operation(request) }?;
+            // SAFETY: the caller promised that the buffers stay usable until the completion was polled.
+            match unsafe { opened.queue.submit(request.user, operation) } {
                 Submitted::Taken => taken += 1,
                 Submitted::Full => return Ok(Status::Throttled),
                 Submitted::Closed => return Err(handles::unknown()),
@@ -175,37 +149,6 @@ pub unsafe extern "C" fn kvasir_kv_poll(
         });
         // SAFETY: as above.
         unsafe { tell(count, polled) };
-        Ok(Status::Ok)
-    })
-}
-
-/// Takes events of the tiers.
-///
-/// # Safety
-/// As in the header: room for `capacity` events, `count` writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn kvasir_kv_take_events(
-    handle: *mut Handle,
-    events: *mut Event,
-    capacity: usize,
-    count: *mut usize,
-) -> i32 {
-    guarded(|| {
-        if count.is_null() {
-            return Err(invalid("the place for the count is a null pointer"));
-        }
-        // SAFETY: writable by this function's contract.
-        unsafe { tell(count, 0) };
-        if events.is_null() || !events.is_aligned() || capacity == 0 {
-            return Err(invalid("no room for events"));
-        }
-        let opened = handles::find(handle.addr())?;
-        let taken = opened.events.take(capacity, |at, event| {
-            // SAFETY: `at` is below `capacity`, for which there is room by this function's contract; aligned as checked.
-            unsafe { events.wrapping_add(at).write(event) };
-        });
-        // SAFETY: as above.
-        unsafe { tell(count, taken) };
         Ok(Status::Ok)
     })
 }

@@ -1,6 +1,7 @@
 //! The product's store behind the interface: blocks come back as they were, from memory and from the disk, or not at all.
 
 mod paged;
+mod slow_disk;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_store::{Description, DiskTier, HostTier, StoreBuilder, StoreConfig, TenantId};
 
-use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, PutOutcome};
+use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome};
 use crate::buffers::{Buffer, Destination, Ranges, Source};
 use crate::compose::{self, Composed};
 use crate::config::Settings;
@@ -290,7 +291,7 @@ fn a_block_damaged_in_memory_alone_is_read_from_the_disk_next() {
     let folder = Folder::new("host-damaged");
     let text = folder.configuration("4 MiB", "engine = \"pread\"\n");
     let settings = Settings::parse(&text).unwrap_or_else(|failure| panic!("{}", failure.text));
-    let (store, slab) = with_slab_over(1, Some(compose::disk(&settings)));
+    let (store, slab) = with_slab_over(1, Some(compose::disk(&settings, |engine| engine)));
     put_all(&store, 4..5);
     wait_until_written(&store, 1);
     let mut byte = [0];
@@ -320,7 +321,8 @@ fn a_name_that_went_to_another_block_is_found_out() {
     let (store, _slab) = with_slab(8);
     put_all(&store, 0..3);
     let names = [0, 1, 2].map(identity);
-    let held = store.hold_prefix(&names, |_| true).expect("held");
+    let deadline = Instant::now() + PATIENCE;
+    let held = store.hold_prefix(&names, |_| true, deadline, &mut Loaded::default()).expect("held");
     assert_eq!((held.len(), store.unchanged(&names, &held)), (3, 3));
     assert_eq!(store.delete(&names[1]), Ok(true));
     assert_eq!(store.unchanged(&names, &held), 1, "it is gone");

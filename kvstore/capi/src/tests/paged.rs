@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Folder, PATIENCE, opened, wait_until_written, with_slab};
-use crate::backend::{Backend, BackendError, ChainPlace, GetOutcome, Identity, PutOutcome, Statistics};
+use crate::backend::{
+    Backend, BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome, Statistics,
+};
 use crate::buffers::{Destination, Source};
 use crate::config::QueueSettings;
 use crate::operation::Operation;
 use crate::queue::{Completion, Queue, Submitted, Work};
 use crate::registry::Registry;
 use crate::status::Status;
+use crate::store::READ_MAX;
 use crate::tensors::{PagedTensors, Plane, Tensors};
 use crate::transfer::{Blocks, Direction, Transfer};
 
@@ -54,7 +57,9 @@ fn work(registry: &Registry, id: u64, direction: Direction, blocks: &[(usize, us
     let tensors = registry.find(id).expect("registered");
     let identities = blocks.iter().map(|(number, _)| name(*number)).collect();
     let blocks = blocks.iter().map(|(_, page)| *page as u64).collect();
-    Work::Shared(Arc::new(Transfer::new(Blocks { direction, tensors, identities, blocks, chain: None })))
+    let deadline = Instant::now() + READ_MAX;
+    let what = Blocks { direction, tensors, identities, blocks, chain: None, deadline };
+    Work::Shared(Arc::new(Transfer::new(what)))
 }
 
 fn moved(queue: &Queue, work: Work) -> (i32, u64, Option<String>) {
@@ -129,14 +134,23 @@ impl Backend for Gate {
         Ok(GetOutcome::Miss)
     }
 
-    fn get_prefix(&self, identities: &[Identity], _: &mut [Destination]) -> Result<usize, BackendError> {
-        for (at, identity) in identities.iter().enumerate() {
+    fn get_prefix(
+        &self,
+        identities: &[Identity],
+        _: &mut [Destination],
+        _: Instant,
+    ) -> Result<Loaded, BackendError> {
+        let mut loaded = Loaded::default();
+        for identity in identities {
             if !self.pass(identity)? {
-                return Ok(at);
+                break;
             }
+            loaded.blocks += 1;
         }
-        Ok(identities.len())
+        Ok(loaded)
     }
+
+    fn observe_load(&self, _: Loaded, _: Duration, _: bool) {}
 
     fn payload_bytes_max(&self) -> usize {
         usize::MAX

@@ -178,6 +178,7 @@ impl Rig {
         let blocks = blocks.as_ptr();
         let (bytes, is_chain) = (size_of::<Transfer>() as u32, u32::from(operation == 5));
         let (parent, position) = (std::ptr::null(), 0);
+        let deadline_us = 0;
         let transfer = Transfer {
             user,
             operation,
@@ -190,6 +191,8 @@ impl Rig {
             parent,
             position,
             is_chain,
+            deadline_us,
+            held: 0,
         };
         // SAFETY: the arrays are there, and tests keep an engine for longer than transfers on it.
         let status = unsafe { kvasir_kv::kvasir_kv_submit_transfer(self.0, &raw const transfer) };

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from kvasir_kv.library import Library, Memory, Store, Tier
-from kvasir_kv.messages import Report, Tally
+from kvasir_kv import identity
+from kvasir_kv.library import Library, Memory, Operation, Plan, Store, Tier
+from kvasir_kv.messages import Answer, Prefill, Question, Report, Step, Tally
 from kvasir_kv.planes import layout
 from kvasir_kv.scheduler import Scheduler
 from kvasir_kv.worker import Worker
@@ -108,6 +109,10 @@ class Request:
         return len(self.tokens)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
     def all_token_ids(self) -> list[int]:
         return self.tokens
 
@@ -132,7 +137,7 @@ class Engine:
         is_fetching: bool = False,
         tells_tiers: bool = False,
     ) -> None:
-        self.tensor = Tensor((blocks, BLOCK_BYTES))
+        self.tensor, self.store = Tensor((blocks, BLOCK_BYTES)), store
         number = store.register(layout({"layer": self.tensor}, blocks).planes, blocks, Memory.HOST)
         self.worker = Worker(store, number, b"k" * 32, BLOCK_BYTES, tells_tiers=tells_tiers)
         self.pool = Pool(blocks)
@@ -141,7 +146,7 @@ class Engine:
             TOKENS,
             1,
             saving_blocks_max,
-            nearby=lambda: self.worker.match if is_nearby else None,
+            nearby=lambda: self.worker.look if is_nearby else None,
             adapter_salt=lambda request: request.adapter,
             is_fetching=is_fetching,
         )
@@ -305,6 +310,8 @@ class Sides(unittest.TestCase):
                 far += "[queue]\nevents = 1000\n"
                 more = {"is_fetching": True, "is_caching": True, "tells_tiers": True}
                 one, two = (self.engine(is_nearby=is_nearby, far=far, **more) for _ in range(2))
+                # Object storage is slow: worth asking only where computing is slower.
+                two.worker.load(Step(prefills=[Prefill(1000, 0, 10.0)] * 50))
                 one.submit(self.prompt("first", 20 * TOKENS))
                 one.run()
                 wait_until(lambda: one.worker.statistics()["far_written"] == 20)
@@ -329,8 +336,14 @@ class Sides(unittest.TestCase):
     def test_a_request_waits_for_other_nodes_once(self) -> None:
         for here in (None, 1, 4):
             with self.subTest(here=here):
-                match = None if here is None else lambda names: min(here, len(names))
-                scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: match, is_fetching=True)
+
+                def look(question: Question) -> Answer:
+                    if question.may_fetch:
+                        return Answer(4) if here == 4 else Answer(0, 1.0, True)
+                    return Answer(min(2, len(question.wanted)), 0.5)
+
+                nearby = None if here is None else look
+                scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: nearby, is_fetching=True)
                 request = self.prompt("one", 5 * TOKENS)
                 if here == 4:
                     self.assertEqual(scheduler.matched_tokens(request, 0), (4 * TOKENS, True))
@@ -341,11 +354,70 @@ class Sides(unittest.TestCase):
                 self.assertEqual((question.hashes, question.held), (request.block_hashes, 1))
                 self.assertEqual(scheduler.matched_tokens(request, TOKENS), (None, False))
                 self.assertTrue(scheduler.is_waiting())
-                scheduler.take_report(Report(answers={question.number: Tally(1, 2)}))
+                scheduler.take_report(Report(answers={question.number: Tally(1, 2, 0.5)}))
                 for _ in range(20):
                     self.assertEqual(scheduler.matched_tokens(request, TOKENS), (2 * TOKENS, True))
                     self.assertEqual(scheduler.next_step({}, lambda name: []).questions, [])
                 self.assertFalse(scheduler.is_waiting())
+                scheduler.allocated(request, [0, 1, 2, 3, 4], 2 * TOKENS)
+                (load,) = scheduler.next_step({}, lambda name: []).loads
+                self.assertEqual((load.blocks, load.deadline), ([1, 2], 0.5))
+
+    def test_the_stores_learn_how_fast_prompts_are_computed(self) -> None:
+        scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: lambda question: Answer(0))
+        one, two = self.prompt("one", 6 * TOKENS), self.prompt("two", 4 * TOKENS)
+        for request in (one, two):
+            self.assertEqual(scheduler.matched_tokens(request, 0), (0, False))
+            scheduler.allocated(request, list(range(10)), 0)
+        asked: list[Question] = []
+
+        def look(question: Question) -> Answer:
+            asked.append(question)
+            return Answer(0)
+
+        scheduler._nearby = lambda: look
+        blocks_of = lambda name: list(range(10))
+        scheduler.next_step({"one": 2 * TOKENS, "two": 3 * TOKENS}, blocks_of)
+        one.num_computed_tokens, two.num_computed_tokens = 2 * TOKENS, 3 * TOKENS
+        scheduler.matched_tokens(self.prompt("three", 8 * TOKENS), 0)
+        self.assertEqual((asked[0].tokens, asked[0].queued_tokens), (8 * TOKENS, 5 * TOKENS))
+        # The second step is begun before the first is over.
+        scheduler.next_step({"one": 4 * TOKENS, "two": TOKENS - 1}, blocks_of)
+        time.sleep(0.03)
+        scheduler.step_over()
+        time.sleep(0.01)
+        scheduler.step_over()
+        first, second = scheduler.next_step({}, blocks_of).prefills
+        # Two prompts of 32 and 48 tokens have (32² + 48²) / 2 pairs, fewer than one of 80 has.
+        self.assertEqual((first.tokens, first.context), (5 * TOKENS, 0))
+        pairs = 64 * (32 + 32) + 15 * (48 + 7.5)
+        self.assertAlmostEqual(second.tokens * (second.context + second.tokens / 2), pairs, delta=second.tokens)
+        self.assertTrue(0.03 <= first.seconds and 0.01 <= second.seconds < first.seconds, (first, second))
+        self.assertEqual(scheduler.next_step({}, blocks_of).prefills, [])
+        # A step that computes nothing of a prompt says nothing.
+        one.num_computed_tokens = two.num_computed_tokens = 10 * TOKENS
+        scheduler.next_step({"one": 1, "two": 1}, blocks_of)
+        for _ in range(4):
+            scheduler.step_over()
+        self.assertEqual(scheduler.next_step({}, blocks_of).prefills, [])
+
+    def test_what_is_faster_computed_is_not_loaded(self) -> None:
+        for is_nearby in (False, True):
+            with self.subTest(is_nearby=is_nearby):
+                engine = self.engine(is_nearby=is_nearby)
+                engine.submit(self.prompt("first", 20 * TOKENS))
+                engine.run()
+                for _ in range(200):
+                    engine.worker.load(Step(prefills=[Prefill(100_000, 0, 1e-6)]))
+                engine.submit(self.prompt("second", 20 * TOKENS))
+                engine.run()
+                self.assertEqual((engine.loaded, engine.wrong), (0, []))
+                self.assertEqual(engine.worker.statistics()["recomputed"], 19)
+                for _ in range(200):
+                    engine.worker.load(Step(prefills=[Prefill(1000, 0, 10.0)]))
+                engine.submit(self.prompt("third", 20 * TOKENS))
+                engine.run()
+                self.assertEqual((engine.loaded, engine.wrong), (19, []))
 
     def test_the_tiers_are_told_by_the_engine_s_short_hashes(self) -> None:
         engine = self.engine(stored=12, far="[queue]\nevents = 1000\n", tells_tiers=True)
@@ -396,7 +468,8 @@ class Sides(unittest.TestCase):
         self.assertTrue(engine.scheduler.reset())
         engine.run()
         # A process that starts later has the names from before the reset.
-        self.assertEqual(engine.worker.match(request.block_hashes), computed)
+        names = identity.identities(b"k" * 32, request.block_hashes)
+        self.assertEqual(engine.store.match(names), computed)
         engine.submit(self.prompt("second", 10 * TOKENS))
         engine.run()
         self.assertEqual((engine.loaded, engine.wrong), (0, []))
@@ -470,11 +543,11 @@ class Sides(unittest.TestCase):
     def test_a_look_into_the_store_is_kept_for_some_steps(self) -> None:
         looks: list[int] = []
 
-        def match(names: list[bytes]) -> int:
-            looks.append(len(names))
-            return 2
+        def look(question: Question) -> Answer:
+            looks.append(len(question.hashes))
+            return Answer(2)
 
-        scheduler, request = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: match), self.prompt("one", 5 * TOKENS)
+        scheduler, request = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: look), self.prompt("one", 5 * TOKENS)
         for step in range(24):
             self.assertEqual(scheduler.matched_tokens(request, 0), (2 * TOKENS, True))
             self.assertEqual(len(looks), 1 + step // 8)
@@ -535,7 +608,7 @@ class Sides(unittest.TestCase):
         for is_nearby in (False, True):
             with self.subTest(is_nearby=is_nearby):
                 engine = self.engine(is_nearby=is_nearby)
-                engine.worker.match = len
+                engine.store.plan = lambda names, *more: Plan(Operation.LOAD, len(names) // 16, 0.5)
                 engine.submit(self.prompt("first", 10 * TOKENS))
                 engine.run()
                 counters = engine.worker.take_counters()

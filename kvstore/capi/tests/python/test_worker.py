@@ -3,7 +3,7 @@
 import unittest
 from unittest import mock
 
-from kvasir_kv.library import Completion, Operation, StoreError
+from kvasir_kv.library import Completion, Operation, Plan, StoreError
 from kvasir_kv.messages import Load, Question, Save, Step, Tally
 from kvasir_kv.worker import Worker
 
@@ -30,21 +30,27 @@ class FakeStore:
         blocks: list[int],
         event: int,
         chain: tuple[int, bytes | None] | None,
+        deadline: float,
     ) -> bool:
         self.fail("submit_transfer")
         assert (chain is None) == (operation is Operation.LOAD)
+        assert deadline == 0.0 or operation is Operation.LOAD
         if len(self.taken) == self.room:
             return False
         self.taken.append(user)
         return True
 
-    def fetch(self, user: int, identities: bytes, held: int) -> bool:
+    def fetch(self, user: int, identities: bytes, held: int, deadline: float) -> bool:
         self.fail("fetch")
+        assert deadline == 0.2
         self.fetched.append(user)
         return True
 
-    def match(self, identities: bytes) -> int:
-        return len(identities) // 16
+    def plan(
+        self, identities: bytes, held: int, tokens: int, block_tokens: int, queued_tokens: int, may_fetch: bool
+    ) -> Plan:
+        self.fail("plan_prompt")
+        return Plan(Operation.FETCH, 0, 0.2) if may_fetch else Plan(Operation.LOAD, len(identities) // 16, 0.5)
 
     def statistics(self) -> dict[str, int]:
         return {"bytes_max": 32 * 4096}
@@ -78,19 +84,22 @@ class WorkersSide(unittest.TestCase):
     def test_questions_for_other_nodes_wait_for_room_in_host_memory(self) -> None:
         store = FakeStore()
         worker = Worker(store, 1, b"k" * 32, 4096)
-        questions = [Question(number, [NAME] * 5, held) for number, held in ((1, 0), (2, 1), (3, 0), (4, None))]
+        questions = [
+            Question(number, [NAME] * 5, held, tokens=100, block_tokens=16, may_fetch=number < 4)
+            for number, held in ((1, 0), (2, 1), (3, 0), (4, 0))
+        ]
         worker.load(Step(questions=questions))
         # Of 32 blocks a quarter may be asked for, and one question always; the order is kept.
         self.assertEqual(store.fetched, [1])
         store.finished = [Completion(1, 0, 3, "")]
         worker.poll()
         self.assertEqual(store.fetched, [1, 2])
-        self.assertEqual(worker.take_report().answers, {1: Tally(1, 3)})
+        self.assertEqual(worker.take_report().answers, {1: Tally(1, 5, 0.5)})
         store.finished = [Completion(2, 0, 3, "")]
         worker.poll()
         self.assertEqual(store.fetched, [1, 2, 3])
         # What the engine has itself does not count; one that asks nobody is answered at once.
-        self.assertEqual(worker.take_report().answers, {2: Tally(1, 2), 4: Tally(1, 5)})
+        self.assertEqual(worker.take_report().answers, {2: Tally(1, 4, 0.5), 4: Tally(1, 5, 0.5)})
 
     def test_a_broken_store_is_told_of_now_and_then(self) -> None:
         worker = Worker(FakeStore(is_broken=True), 1, b"k" * 32, 4096)

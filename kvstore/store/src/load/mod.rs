@@ -17,7 +17,7 @@ use crate::disk::Waiter;
 use crate::job::{Destination, LoadRequest, Moved};
 use crate::memory::HostBlock;
 use crate::metrics::StoreCounters;
-use crate::shared::Shared;
+use crate::shared::{LoadTimes, Shared};
 use crate::tiers::{Place, Started, Tiers};
 use state::{Load, State};
 
@@ -148,8 +148,12 @@ impl Loads {
         let is_late = load.is_late
             && (load.disk_bytes > 0 || states.iter().any(|state| matches!(state, State::Coming)));
         let verified = states.iter().take_while(|state| matches!(state, State::Done(_))).count();
-        let elapsed = load.started.elapsed();
-        tiers.shared.observe_load(elapsed, load.disk_bytes, load.copying, load.host_bytes, is_late);
+        // Whoever holds blocks asks for each of them by itself, and measures the whole.
+        if !matches!(destination, Destination::Held(_)) {
+            let (disk_bytes, host_bytes, copying) = (load.disk_bytes, load.host_bytes, load.copying);
+            let elapsed = load.started.elapsed();
+            tiers.shared.observe_load(&LoadTimes { elapsed, disk_bytes, host_bytes, copying, is_late });
+        }
         if !matches!(destination, Destination::Host) {
             StoreCounters::add(&tiers.shared.counters.onboarded, verified);
         }

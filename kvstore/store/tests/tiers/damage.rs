@@ -148,9 +148,10 @@ fn random_work_over_a_disk_full_of_faults_never_gives_a_wrong_block() {
                     got += rig.onboard(&of[..blocks], Duration::from_millis(200));
                 }
                 _ => {
+                    let device_blocks = draw(3).min(of.len());
                     let prompt = Prompt {
-                        chain: of,
-                        device_blocks: draw(3),
+                        chain: &of[device_blocks..],
+                        device_blocks,
                         tokens: of.len() * TOKENS as usize + 1,
                         block_tokens: TOKENS as usize,
                         queued_tokens: 0,

@@ -1,0 +1,156 @@
+//! Plans: whether blocks are worth loading, or computing them is faster.
+
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_store::{Plan, Prompt as Planned};
+
+use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
+use super::paged::{FETCH, LOAD};
+use crate::backend::Identity;
+use crate::handles;
+use crate::queue::IDENTITIES_MAX;
+use crate::status::{Failure, Status};
+
+/// Nothing is to be loaded.
+const COMPUTE: u32 = 0;
+/// Tokens of a prompt, and of those before it.
+const TOKENS_MAX: u64 = 1 << 31;
+
+/// A prompt that is about to be computed, `kvasir_kv_prompt` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Prompt {
+    /// Of this structure.
+    pub bytes: u32,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Its whole blocks behind those that the engine has.
+    pub identities: *const Identity,
+    /// How many.
+    pub count: usize,
+    /// Blocks before them, which the engine has.
+    pub held: u64,
+    /// Its tokens.
+    pub tokens: u64,
+    /// Prompt tokens that the engine computes before.
+    pub queued_tokens: u64,
+    /// 1: a fetch may be the answer.
+    pub may_fetch: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What is best done with it, `kvasir_kv_plan` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// 0 compute, 6 load, 9 fetch.
+    pub operation: u32,
+    /// How long that may take.
+    pub deadline_us: u32,
+    /// For a load, how many blocks.
+    pub blocks: u64,
+}
+
+/// What is left until then, which is never nothing: no deadline at all is zero.
+fn microseconds_until(deadline: Instant) -> u32 {
+    let left = deadline.saturating_duration_since(Instant::now()).as_micros();
+    u32::try_from(left).unwrap_or(u32::MAX).max(1)
+}
+
+/// # Safety
+/// As in the header: null, or a prompt as long as its field `bytes` says.
+unsafe fn read(prompt: *const Prompt) -> Result<Prompt, Failure> {
+    // SAFETY: not null, and every version has this field.
+    let bytes_of = |prompt: *const Prompt| unsafe { (*prompt).bytes } as usize;
+    // SAFETY: the caller promised as many bytes; plain numbers and a pointer, for which zero is a value.
+    let prompt = unsafe { versioned(prompt, "kvasir_kv_prompt", size_of::<Prompt>(), bytes_of) }?;
+    if prompt.block_tokens == 0 {
+        return Err(invalid("block_tokens is 0"));
+    }
+    if prompt.count > IDENTITIES_MAX || prompt.held > IDENTITIES_MAX as u64 {
+        return Err(invalid("count or held is above 2^20"));
+    }
+    if prompt.tokens >= TOKENS_MAX || prompt.queued_tokens >= TOKENS_MAX {
+        return Err(invalid("tokens or queued_tokens is 2^31 or more"));
+    }
+    let least = (prompt.held + prompt.count as u64) * u64::from(prompt.block_tokens);
+    if prompt.tokens < least {
+        let text = format!(
+            "tokens is {}, and {} blocks have {least}",
+            prompt.tokens,
+            prompt.held + prompt.count as u64
+        );
+        return Err(invalid(&text));
+    }
+    if prompt.may_fetch > 1 || prompt.reserved != 0 {
+        return Err(invalid("may_fetch is neither 0 nor 1, or reserved is not 0"));
+    }
+    Ok(prompt)
+}
+
+/// Says what is best done with a prompt.
+///
+/// # Safety
+/// As in the header: one prompt with its identities, `plan` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_plan_prompt(
+    handle: *mut Handle,
+    prompt: *const Prompt,
+    plan: *mut Answer,
+) -> i32 {
+    guarded(|| {
+        if plan.is_null() {
+            return Err(invalid("the place for the plan is a null pointer"));
+        }
+        let nothing = Answer { operation: COMPUTE, deadline_us: 0, blocks: 0 };
+        // SAFETY: writable by this function's contract.
+        unsafe { tell(plan, nothing) };
+        // SAFETY: the caller promised one.
+        let prompt = unsafe { read(prompt) }?;
+        let opened = handles::find(handle.addr())?;
+        // SAFETY: the caller promised as many identities.
+        let identities =
+            unsafe { elements(prompt.identities, prompt.count, "identities is a null pointer") }?;
+        let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
+        let asked = Planned {
+            chain: &chain,
+            device_blocks: prompt.held as usize,
+            tokens: prompt.tokens as usize,
+            block_tokens: prompt.block_tokens as usize,
+            queued_tokens: prompt.queued_tokens,
+        };
+        let answer = match opened.backend.store().plan(&asked, prompt.may_fetch == 1) {
+            Plan::Recompute => nothing,
+            Plan::Onboard { blocks, deadline } => {
+                Answer { operation: LOAD, deadline_us: microseconds_until(deadline), blocks: blocks as u64 }
+            }
+            Plan::AskOthers { deadline } => {
+                Answer { operation: FETCH, deadline_us: microseconds_until(deadline), blocks: 0 }
+            }
+        };
+        // SAFETY: as above.
+        unsafe { tell(plan, answer) };
+        Ok(Status::Ok)
+    })
+}
+
+/// Tells how long the engine took to compute so many tokens behind so many.
+#[unsafe(no_mangle)]
+pub extern "C" fn kvasir_kv_observe_prefill(
+    handle: *mut Handle,
+    tokens: u64,
+    context: u64,
+    elapsed_us: u64,
+) -> i32 {
+    guarded(|| {
+        if tokens >= TOKENS_MAX || context >= TOKENS_MAX {
+            return Err(invalid("tokens or context is 2^31 or more"));
+        }
+        let opened = handles::find(handle.addr())?;
+        let elapsed = Duration::from_micros(elapsed_us);
+        opened.backend.store().observe_prefill(tokens as usize, context as usize, elapsed);
+        Ok(Status::Ok)
+    })
+}
