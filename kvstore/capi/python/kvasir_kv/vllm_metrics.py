@@ -40,6 +40,8 @@ STORE = {
     "far_read": "Blocks that came from other nodes or object storage, since the start.",
     "far_written": "Blocks sent to other nodes or object storage, since the start.",
     "events_lost": "News of tiers that the engine was too slow to take, since the start.",
+    "recomputed": "Blocks that were here and that plans left to be computed, at each look: loading takes longer, since the start.",
+    "late": "Blocks that did not come before the deadlines of their loads, and were computed, since the start.",
     "far_too_large": "Blocks that do not fit the slots of other nodes (store.slot there), since the start.",
 }
 
