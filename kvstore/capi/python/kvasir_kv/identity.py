@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +26,7 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 _TENSOR_SAMPLES, _WHOLE_BYTES = 8, 64 << 10
 """Samples of each large tensor, and how long a tensor is that is read whole."""
 
+_COMMIT = re.compile("[0-9a-f]{40}")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".model")
 
 
@@ -114,6 +116,25 @@ def _tensors(opened: BinaryIO, size: int) -> list[tuple[int, int]]:
     first = 8 + length
     ranges = sorted((first + start, first + stop) for start, stop in offsets)
     return [(0, first), *(one for one in ranges if first <= one[0] <= one[1] <= size)]
+
+
+def is_commit(revision: str | None) -> bool:
+    return _COMMIT.fullmatch(revision or "") is not None
+
+
+def hub_commit(name: str, revision: str | None, folder: str | None) -> str | None:
+    """The commit of a model of Hugging Face's hub: its files lie below a folder, or where the hub puts them."""
+    if is_commit(revision):
+        return revision
+    from huggingface_hub import snapshot_download
+
+    try:
+        # Files of the revision have just been loaded: the folder that they lie in bears the commit's name.
+        snapshot = snapshot_download(name, revision=revision, cache_dir=folder, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    commit = Path(snapshot).name
+    return commit if is_commit(commit) else None
 
 
 def source(place: str, commit: str | None) -> object:

@@ -3,13 +3,11 @@
 import dataclasses
 import os
 import platform
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub import snapshot_download
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core import kv_cache_utils
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvasir_kv")
 
 _HASHES = ("sha256", "sha256_cbor")
-_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class _CudaEvent(Event):
@@ -228,18 +225,9 @@ def _weights_place(config: "VllmConfig", model: Any) -> str:
 
 
 def _commit(name: str, revision: str | None, folder: str | None) -> str | None:
-    """The commit of a model of Hugging Face's hub: its files lie below a folder, or where the hub puts them."""
-    if _COMMIT.fullmatch(revision or ""):
-        return revision
-    if envs.VLLM_USE_MODELSCOPE:
-        return None
-    try:
-        # Files of the revision have just been loaded: the folder that they lie in bears the commit's name.
-        snapshot = snapshot_download(name, revision=revision, cache_dir=folder, local_files_only=True)
-    except (OSError, ValueError):
-        return None
-    commit = Path(snapshot).name
-    return commit if _COMMIT.fullmatch(commit) else None
+    """The commit of a model that is named in a hub. ModelScope's has no commits that files show."""
+    is_hidden = envs.VLLM_USE_MODELSCOPE and not identity.is_commit(revision)
+    return None if is_hidden else identity.hub_commit(name, revision, folder)
 
 
 def _draft_weights(config: "VllmConfig", of_model: object) -> object:
