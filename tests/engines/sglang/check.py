@@ -1,6 +1,6 @@
 """The gateway in front of real SGLang servers: what it predicts to be cached against what they report, and kills.
 
-    check.py [aggregated] [ranks] [hicache] [disaggregation]        without an argument all of them
+    check.py [aggregated] [ranks] [hicache] [storage] [disaggregation]        without an argument all of them
 
 run.sh has installed SGLang into $LAB and named the binary in $KVASIR. The gateway runs at default settings. Each
 process that is started here is the leader of a group, and all of them end with this script. A prediction may be wrong
@@ -15,7 +15,9 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -28,7 +30,7 @@ import engines  # noqa: E402
 from engines import LAB, chat, get, wait, words  # noqa: E402
 
 PAGE = 16
-FIRST, SECOND, GATEWAY = 30000, 30001, 30900
+FIRST, SECOND, GATEWAY, POOL = 30000, 30001, 30900, 30910
 URL = f"http://127.0.0.1:{GATEWAY}"
 CORES = sorted(os.sched_getaffinity(0))
 CORE1, CORE2 = CORES[0], CORES[1 % len(CORES)]
@@ -260,6 +262,57 @@ def hicache():
     judge("HiCache: blocks in host memory are known", known.get("host", (None, 0))[1] > 0, f", {known}")
 
 
+def storage():
+    """HiCache over Kvasir's store: what a server has computed survives its end, and is a hit of another one through a pool."""
+    judge("storage: SGLang's own fixtures (kits.py)", subprocess.run([sys.executable, "-B", HERE / "kits.py"]).returncode == 0)
+    folder, chance = LAB / "storage", random.Random(7)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    pool = folder / "pool.toml"
+    pool.write_text(f'[store]\nname = "n0"\npool = "256 MiB"\nslot = "40 KiB"\nresp = []\nlisten = "127.0.0.1:{POOL}"\n'
+                    f'http = "127.0.0.1:{POOL + 1}"\n[transfer]\ntransport = "shm"\nsocket_folder = "{folder}"\n')
+    begin(POOL, [os.environ["KVASIR"], "store", "--config", pool])
+    wait("the pool", lambda: get(f"http://127.0.0.1:{POOL + 1}", "/health") == "ok", 30)
+    nodes = {"nodes": [f"n0=shm:{folder}/kvasir-n0-pool.sock"], "deadline": "2s"}
+
+    def store(name):
+        disk = {"capacity": "256 MiB", "segment": "64 MiB", "path": str(folder / name)}
+        return json.dumps({"host_tier": {"capacity": "32 MiB"}, "disk_tier": disk, "remote_tier": nodes})
+
+    def ask(port, what, bodies, owns=None):
+        answers = [chat(f"http://127.0.0.1:{port}", body) for body in bodies]
+        cached = sum(answer.cached or 0 for answer in answers)
+        whole = sum((answer.usage["prompt_tokens"] - 1) // PAGE * PAGE for answer in answers)
+        seconds = statistics.median(answer.seconds for answer in answers)
+        judge(f"storage: {what}: answered", all(map(is_answered, answers)), f", {seconds * 1000:.0f} ms")
+        if owns is not None:
+            judge(f"storage: {what}: all whole pages were cached", cached == whole, f", {cached} of {whole} tokens")
+            same = sum(answer.text == own.text for answer, own in zip(answers, owns))
+            judge(f"storage: {what}: equal answers", same == len(owns), f", {same} of {len(owns)}")
+        return answers
+
+    def prompt():
+        message = {"role": "user", "content": f"{chance.getrandbits(40):x} {words(chance, 1500)}"}
+        return {"model": "tiny", "messages": [message], "max_tokens": 16, "temperature": 0}
+
+    server(FIRST, CORE1, "storage", TOKENS=8192, STORE=store("first"))
+    server(SECOND, CORE2, "storage", TOKENS=8192, STORE=store("second"))
+    up(FIRST, SECOND)
+    for port in (FIRST, SECOND):
+        ask(port, "warm-up", [prompt()])
+    bodies = [prompt() for _ in range(7)]
+    owns = ask(FIRST, "computed", bodies)
+    ask(SECOND, "by another server", bodies, owns)
+    stop(FIRST)
+    server(FIRST, CORE1, "storage", TOKENS=8192, STORE=store("first"))
+    up(FIRST)
+    ask(FIRST, "warm-up", [prompt()])
+    stop(POOL)
+    ask(FIRST, "after SIGKILL, from the disk", bodies, owns)
+    log = (LAB / f"{FIRST}.log").read_text(errors="replace")
+    judge("storage: no thread of SGLang's has met an error", "HiCache prefetch failed" not in log and "HiCache backup failed" not in log)
+
+
 def crosses():
     message = {"role": "user", "content": f"{time.monotonic()} to and fro"}
     body = {"model": "tiny", "messages": [message], "max_tokens": 2}
@@ -315,7 +368,7 @@ def disaggregation():
     converse("decode started again with its seed", 50, seed=3)
 
 
-SCENARIOS = {"aggregated": aggregated, "ranks": ranks, "hicache": hicache, "disaggregation": disaggregation}
+SCENARIOS = {"aggregated": aggregated, "ranks": ranks, "hicache": hicache, "storage": storage, "disaggregation": disaggregation}
 
 
 def main():

@@ -446,13 +446,15 @@ def _engine_facts(settings: Settings) -> dict[str, object]:
 
 
 def _weights(place: str, revision: str | None, folder: str | None, settings: Settings) -> object:
+    """What tells the weights at a place from others. A namespace vouches for those that nobody can look at."""
     commit = None if os.path.exists(place) else identity.hub_commit(place, revision, folder)
-    if not settings.is_fetching:
-        return identity.source(place, commit)
-    found = identity.portable(place, commit)
-    if found is None and not settings.namespace:
-        raise SettingsError(f"KvasirHiCache: nobody can tell which weights {place} has: give it a namespace of its own")
-    return found or place
+    if settings.is_fetching:
+        found = identity.portable(place, commit)
+        if found is None and not settings.namespace:
+            raise SettingsError(f"KvasirHiCache: nobody can tell which weights {place} has: give it a namespace of its own")
+        return found or place
+    is_known = commit or identity.weights(place)
+    return place if settings.namespace and not is_known else identity.source(place, commit)
 
 
 def _hash(key: str) -> bytes:
