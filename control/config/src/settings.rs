@@ -757,8 +757,8 @@ section! {
         /// PCI address, as `engine` wants it.
         path: String = String::new();
         /// How it reads and writes: `auto` is io_uring where the kernel allows it, else pread; `nvme-passthrough` needs
-        /// `/dev/ngXnY`, `nvme-user` a device bound to vfio-pci.
-        engine: String = "auto".to_owned(), one_of &["auto", "io_uring", "pread", "nvme-passthrough", "nvme-user"];
+        /// `/dev/ngXnY`, `nvme-user` and `spdk` a device bound to vfio-pci; `spdk` needs the libraries of an installed SPDK, too.
+        engine: String = "auto".to_owned(), one_of &["auto", "io_uring", "pread", "nvme-passthrough", "nvme-user", "spdk"];
         /// Size of one file.
         segment: Bytes = Bytes(256 << 20), in Bytes(1 << 20) => Bytes(64 << 30);
         /// Reads and writes in flight.

@@ -62,7 +62,7 @@ pub(crate) fn problems(settings: &Settings) -> Vec<String> {
 /// The disk tier's folder: whether it can be made and written, and has room for every worker of `serve`.
 fn disk(settings: &Settings) -> Option<String> {
     let tier = &settings.disk_tier;
-    if tier.capacity.0 == 0 || tier.engine.starts_with("nvme") {
+    if tier.capacity.0 == 0 || tier.engine.starts_with("nvme") || tier.engine == "spdk" {
         return None;
     }
     let path = Path::new(&tier.path);

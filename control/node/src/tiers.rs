@@ -17,6 +17,7 @@ use kvstore_io::passthrough::{self, NvmeDevice, NvmeDeviceConfig};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
+use kvstore_nvme::spdk::{SpdkConfig, SpdkEngine};
 use kvstore_nvme::{NvmeConfig, NvmeEngine, PciAddress};
 use kvstore_object::ObjectCounters;
 use kvstore_quantise::QuantisedLayout;
@@ -251,6 +252,7 @@ fn engine(settings: &Settings, instance: Option<&str>) -> Result<Box<dyn IoEngin
             return Ok(Box::new(passthrough::open(NvmeDevice::open(&config)?, &ring)?));
         }
         "nvme-user" => return nvme_user(&tier.path, depth, tier.reformat),
+        "spdk" => return spdk(&tier.path, depth, tier.reformat),
         _ => {}
     }
     let mut open = files(settings, path, instance)?;
@@ -267,17 +269,31 @@ fn engine(settings: &Settings, instance: Option<&str>) -> Result<Box<dyn IoEngin
 }
 
 fn nvme_user(address: &str, depth: usize, reformat: bool) -> Result<Box<dyn IoEngine>> {
-    let parsed: PciAddress = address.parse().with_context(|| {
-        format!(
-            "disk_tier.path: \"{address}\" is not a PCI address like `0000:01:00.0`, which `nvme-user` needs"
-        )
-    })?;
     let config = NvmeConfig { requests_max: depth, ..NvmeConfig::default() };
-    let mut engine = NvmeEngine::open(parsed, &config)?;
-    if !reformat && let Some(what) = signature(&engine.first_bytes(SIGNATURE_BYTES)?) {
-        bail!("{address}: {what} is on it, and disk_tier.reformat is not set");
-    }
+    let mut engine = NvmeEngine::open(pci_address(address, "nvme-user")?, &config)?;
+    keep_what_is_there(address, &engine.first_bytes(SIGNATURE_BYTES)?, reformat)?;
     Ok(Box::new(engine))
+}
+
+fn spdk(address: &str, depth: usize, reformat: bool) -> Result<Box<dyn IoEngine>> {
+    let transport = format!("trtype:PCIe traddr:{}", pci_address(address, "spdk")?);
+    let config = SpdkConfig { requests_max: depth, ..SpdkConfig::new(transport) };
+    let mut engine = SpdkEngine::open(&config)?;
+    keep_what_is_there(address, &engine.first_bytes(SIGNATURE_BYTES)?, reformat)?;
+    Ok(Box::new(engine))
+}
+
+fn pci_address(address: &str, engine: &str) -> Result<PciAddress> {
+    address.parse().with_context(|| {
+        format!("disk_tier.path: \"{address}\" is not a PCI address like `0000:01:00.0`, which `{engine}` needs")
+    })
+}
+
+fn keep_what_is_there(address: &str, first: &[u8], reformat: bool) -> Result<()> {
+    match signature(first) {
+        Some(what) if !reformat => bail!("{address}: {what} is on it, and disk_tier.reformat is not set"),
+        _ => Ok(()),
+    }
 }
 
 fn files(settings: &Settings, path: &Path, instance: Option<&str>) -> Result<Files> {

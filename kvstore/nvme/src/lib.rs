@@ -3,7 +3,7 @@
 //! The device is behind VFIO, so that an IOMMU confines it to memory that was mapped for it; nobody else has it, no
 //! interrupt is used, and a request costs no system call: entries are written into a submission queue in memory, a
 //! doorbell tells the controller, and the completion queue is polled. This is SPDK's way, without SPDK; where SPDK is
-//! installed, the feature `spdk` drives a device through it instead.
+//! installed, [`spdk`] drives a device through it instead.
 //!
 //! In reading order: [`NvmeConfig`]; `registers`, `command`, `status`, `identify` (what the specification defines);
 //! `bus` (how a device is reached) with `vfio` behind it; `dma` and `layout` (memory of the queues); `queue_pair`;
@@ -35,7 +35,6 @@ mod registers;
 mod registrations;
 mod request_queue;
 mod requests;
-#[cfg(feature = "spdk")]
 pub mod spdk;
 mod start;
 mod status;

@@ -30,7 +30,7 @@ pub(super) fn disk(settings: &Settings) -> Finding {
         ("`disk_tier.path` is empty".to_owned(), "workers will not start".to_owned())
     } else {
         match tier.engine.as_str() {
-            "nvme-user" => in_user_space(&tier.path),
+            "nvme-user" | "spdk" => in_user_space(&tier.path),
             "nvme-passthrough" => character_device(&tier.path),
             _ => files(settings, Path::new(&tier.path)),
         }
@@ -156,5 +156,6 @@ mod tests {
         assert!(with(1 << 20, there, "nvme-passthrough").found.contains("no character device"));
         assert!(with(1 << 20, "/dev/ng99n1", "nvme-passthrough").consequence.contains("not start"));
         assert!(with(1 << 20, "ffff:ff:1f.7", "nvme-user").consequence.contains("no such device"));
+        assert!(with(1 << 20, "ffff:ff:1f.7", "spdk").consequence.contains("no such device"));
     }
 }

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::library::default_libraries;
 use crate::NvmeError;
 
 /// Settings of an engine over SPDK.
@@ -23,8 +22,9 @@ pub struct SpdkConfig {
     pub bounce_bytes: usize,
     /// After this time without a completion the controller is reset. 1 ms to 10 min, default 10 s.
     pub command_timeout: Duration,
-    /// SPDK's shared libraries, in the order of loading. Default: the environment over DPDK and the NVMe driver, where
-    /// pkg-config found them when this was built, else on the loader's path.
+    /// Shared libraries, in the order of loading. Default: none, which is SPDK's environment over DPDK and its NVMe driver, after the
+    /// libraries of OpenSSL and DPDK that they need, all on the loader's path (SPDK's own know `/usr/local/lib`; elsewhere `ldconfig`
+    /// or `LD_LIBRARY_PATH` must name the folder). A library of one's own that is linked with all of them will do, too.
     pub libraries: Vec<PathBuf>,
 }
 
@@ -40,7 +40,7 @@ impl SpdkConfig {
             bounce_buffers: 16,
             bounce_bytes: 64 << 10,
             command_timeout: Duration::from_secs(10),
-            libraries: default_libraries(),
+            libraries: Vec::new(),
         }
     }
 

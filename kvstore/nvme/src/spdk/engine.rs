@@ -11,6 +11,7 @@ use super::SpdkConfig;
 use super::flow::WAITING;
 use super::library::{Controller, Library, Namespace, Pair};
 use super::open::{connect, initialise};
+use super::registration;
 use crate::NvmeError;
 use crate::commands::{Commands, Owner};
 use crate::engine::Blocking;
@@ -224,7 +225,7 @@ impl Drop for SpdkEngine {
         while let Some((address, bytes, slab)) = self.queue.registrations.pop() {
             let start = std::ptr::with_exposed_provenance_mut(address as usize);
             // SAFETY: registered with these bounds; no command is in flight, and slots of abandoned ones keep their slab.
-            if unsafe { (self.library.mem_unregister)(start, bytes) } != 0 {
+            if !unsafe { registration::unregister(&self.library, start, bytes) } {
                 // The device could still reach it: this memory must not be used again.
                 std::mem::forget(slab);
             }

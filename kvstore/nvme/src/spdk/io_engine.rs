@@ -9,6 +9,7 @@ use kvstore_io::{Completion, Full, Geometry, IoEngine, IoError, IoErrorKind, Req
 use super::engine::{NAME, SpdkEngine, dead, into_io};
 use super::flow::completed;
 use super::library::{DEALLOCATE, NAMESPACE_CAN_DEALLOCATE, NAMESPACE_CAN_FLUSH, Range};
+use super::registration::{self, Refused};
 use crate::NvmeError;
 use crate::request_queue::describe;
 use crate::volatile_cache::LOST;
@@ -36,12 +37,12 @@ impl IoEngine for SpdkEngine {
         let start = slab.base().as_ptr();
         // SAFETY: `registrations` holds the slab until it is unregistered, and slabs are only accessed as memory that
         // others change.
-        let errno = unsafe { (self.library.mem_register)(start.cast(), bytes) };
-        if errno != 0 {
-            let reason = format!(
-                "spdk_mem_register: {}; many versions take whole 2 MiB pages only (reserve hugepages)",
-                std::io::Error::from_raw_os_error(errno.saturating_abs())
-            );
+        if let Err(refused) = unsafe { registration::register(&self.library, start, bytes) } {
+            let Refused { reason, is_mapped } = refused;
+            if is_mapped {
+                // The device could still reach it: this memory must not be used again.
+                std::mem::forget(Arc::clone(slab));
+            }
             return Err(IoError { engine: NAME, operation, kind: IoErrorKind::Unmapped, reason });
         }
         self.queue.registrations.push(Arc::clone(slab), start.expose_provenance() as u64);

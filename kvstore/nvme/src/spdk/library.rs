@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 
+use super::bus_error::BusErrorHandler;
 use crate::NvmeError;
 
 /// `struct spdk_nvme_ctrlr`, `spdk_nvme_ns`, `spdk_nvme_qpair`: never looked into.
@@ -19,6 +20,12 @@ pub(super) const NAMESPACE_CAN_DEALLOCATE: u32 = 1;
 pub(super) const NAMESPACE_CAN_FLUSH: u32 = 2;
 /// `SPDK_NVME_DSM_ATTR_DEALLOCATE`.
 pub(super) const DEALLOCATE: u32 = 4;
+
+/// `SPDK_VTOPHYS_ERROR`.
+pub(super) const NO_ADDRESS: u64 = u64::MAX;
+/// `opts_size` of `struct spdk_env_opts`, since 24.09: its place, as an index of 8 bytes, and the length up to its end. Older versions
+/// of the structure end before it.
+pub(super) const OPTIONS_SIZE: (usize, u64) = (112 / 8, 120);
 
 /// Room for `struct spdk_env_opts` or `struct spdk_nvme_transport_id` of any version (about 150 and 1,300 bytes). The
 /// first begins with the name of the application. Zeroes, as both initialisers ask for.
@@ -62,6 +69,7 @@ functions! {
     dma_free = "spdk_dma_free": fn(*mut c_void);
     mem_register = "spdk_mem_register": fn(*mut c_void, usize) -> c_int;
     mem_unregister = "spdk_mem_unregister": fn(*mut c_void, usize) -> c_int;
+    vtophys = "spdk_vtophys": fn(*const c_void, *mut u64) -> u64;
     transport_id_parse = "spdk_nvme_transport_id_parse": fn(*mut Room, *const c_char) -> c_int;
     connect = "spdk_nvme_connect": fn(*const Room, *const c_void, usize) -> Controller;
     detach = "spdk_nvme_detach": fn(Controller) -> c_int;
@@ -86,29 +94,63 @@ functions! {
         fn(Namespace, Pair, u32, *const Range, u16, Callback, *mut c_void) -> c_int;
 }
 
-/// What is loaded when nothing else is named: the environment first, since the driver needs it.
-pub(super) fn default_libraries() -> Vec<PathBuf> {
-    let folder = Path::new(option_env!("KVSTORE_SPDK_FOLDER").unwrap_or(""));
-    ["libspdk_env_dpdk.so", "libspdk_nvme.so"].iter().map(|name| folder.join(name)).collect()
-}
+/// Libraries that SPDK's own use and are not linked with: OpenSSL for `libspdk_util`, and DPDK for the environment. Each has the
+/// versions of its name that are tried, those of a machine without development files too. All of DPDK's have one version.
+const OPENSSL: [&str; 2] = ["libcrypto", "libssl"];
+const OPENSSL_VERSIONS: [&str; 3] = [".so.3", ".so.1.1", ".so"];
+const DPDK: [&str; 4] = ["librte_eal", "librte_mempool", "librte_mempool_ring", "librte_bus_pci"];
+/// DPDK 25.11 to 20.11: `.so.24` is that of 23.11.
+const DPDK_VERSIONS: [&str; 7] = [".so", ".so.26", ".so.25", ".so.24", ".so.23", ".so.22", ".so.21"];
+/// The environment first, since the driver needs it.
+const SPDK: [&str; 2] = ["libspdk_env_dpdk.so", "libspdk_nvme.so"];
 
-/// Global, since DPDK's drivers look for each other; and never unloaded, since the environment is initialised once in
-/// a process and has threads and memory that outlive every engine.
+/// Global, since SPDK's libraries and DPDK's drivers look for each other; and never unloaded, since the environment is initialised
+/// once in a process and has threads and memory that outlive every engine.
 const FLAGS: c_int = RTLD_NOW | RTLD_GLOBAL | libc::RTLD_NODELETE;
 
-fn unloadable(file: &Path, error: &dyn std::error::Error) -> NvmeError {
-    let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-    NvmeError::Library { reason: format!("{}: {cause}", file.display()) }
+fn open(file: &Path) -> Result<Loaded, String> {
+    // SAFETY: running the initialisers of SPDK and of what it needs is what the caller wants.
+    unsafe { Loaded::open(Some(file), FLAGS) }.map_err(|error| {
+        let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        format!("{}: {cause}", file.display())
+    })
+}
+
+/// Loads libraries of one version, in this order; the first version of which all are there. The reason why not, otherwise.
+fn open_set(names: &[&str], versions: &[&str]) -> Result<Vec<Loaded>, String> {
+    let mut reasons = Vec::new();
+    for version in versions {
+        let all = names.iter().map(|name| open(Path::new(&format!("{name}{version}"))));
+        match all.collect() {
+            Ok(loaded) => return Ok(loaded),
+            Err(reason) => reasons.push(reason),
+        }
+    }
+    Err(reasons.join("; "))
 }
 
 impl Library {
+    /// Loads these files in their order; without any, SPDK's libraries from the loader's path, after those that they need.
     pub(super) fn load(files: &[PathBuf]) -> Result<Self, NvmeError> {
-        let mut loaded = Vec::new();
-        for file in files {
-            // SAFETY: running SPDK's initialisers is what the caller wants; it named the files.
-            let library = unsafe { Loaded::open(Some(file), FLAGS) };
-            loaded.push(library.map_err(|error| unloadable(file, &error))?);
+        let handler = BusErrorHandler::current();
+        let (mut loaded, mut missing) = (Vec::new(), String::new());
+        if files.is_empty() {
+            for (names, versions) in [(&OPENSSL[..], &OPENSSL_VERSIONS[..]), (&DPDK, &DPDK_VERSIONS)] {
+                match open_set(names, versions) {
+                    Ok(set) => loaded.extend(set),
+                    // SPDK's may have been linked with them: the next error says.
+                    Err(reason) => missing += &format!(" (before it: {reason})"),
+                }
+            }
         }
+        let own: Vec<PathBuf> =
+            if files.is_empty() { SPDK.map(PathBuf::from).into() } else { files.to_vec() };
+        for file in own {
+            let library =
+                open(&file).map_err(|reason| NvmeError::Library { reason: format!("{reason}{missing}") })?;
+            loaded.push(library);
+        }
+        handler.watch_over();
         Self::resolve(loaded)
     }
 }

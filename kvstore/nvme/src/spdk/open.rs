@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
 
 use super::engine::{PAGE_BYTES, SpdkEngine};
-use super::library::{Controller, Library, Namespace, Room};
+use super::library::{Controller, Library, Namespace, OPTIONS_SIZE, Room};
 use crate::NvmeError;
 
 /// SPDK's environment exists once in a process.
@@ -15,12 +15,21 @@ pub(super) fn initialise(library: &Library) -> Result<(), NvmeError> {
         return Ok(());
     }
     let mut options = Room::new();
+    let (at, bytes) = OPTIONS_SIZE;
+    options.0[at] = bytes;
     // SAFETY: the options have room for the structure of any version.
     unsafe { (library.env_opts_init)(&raw mut *options) };
     // The first field of every version: the application's name.
     options.0[0] = c"kvstore".as_ptr().expose_provenance() as u64;
+    // The environment binds this thread, and so all that it starts later, to the first core of its mask.
+    let cores = rustix::thread::sched_getaffinity(None);
     // SAFETY: the options were initialised by SPDK, and the name is static.
-    match unsafe { (library.env_init)(&raw const *options) } {
+    let errno = unsafe { (library.env_init)(&raw const *options) };
+    if let Ok(cores) = cores {
+        // A thread may always have the cores back that it had.
+        let _refused = rustix::thread::sched_setaffinity(None, &cores);
+    }
+    match errno {
         0 => *is_initialised = true,
         errno => {
             let device = "environment".to_owned();

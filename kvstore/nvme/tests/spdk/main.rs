@@ -14,28 +14,33 @@ use kvstore_nvme::spdk::{SpdkConfig, SpdkEngine};
 
 const FILE_BYTES: u64 = 32 << 20;
 
+/// Compiles a shared library; false without a compiler.
+fn compile(source: &Path, target: &Path, more: &[&str]) -> bool {
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-x", "c", "-o"]);
+    match compiler.arg(target).args(more).arg(source).status() {
+        Err(error) => {
+            eprintln!("SKIPPED: cc cannot be run: {error}");
+            false
+        }
+        Ok(status) => {
+            assert!(status.success(), "cc failed on {}", source.display());
+            true
+        }
+    }
+}
+
+fn mock_source() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/spdk/mock.c")
+}
+
 /// The compiled library, or `None` without a compiler.
 fn library() -> Option<&'static Path> {
     static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/spdk/mock.c");
         let target =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spdk-mock-{}.so", std::process::id()));
-        let mut compiler = Command::new("cc");
-        compiler
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
-            .arg(&target)
-            .arg(&source);
-        match compiler.status() {
-            Err(error) => {
-                eprintln!("SKIPPED: cc cannot be run: {error}");
-                None
-            }
-            Ok(status) => {
-                assert!(status.success(), "cc failed on {}", source.display());
-                Some(target)
-            }
-        }
+        compile(&mock_source(), &target, &[]).then_some(target)
     };
     LIBRARY.get_or_init(build).as_deref()
 }
@@ -119,9 +124,14 @@ impl Drop for Mock {
     fn drop(&mut self) {
         // The next test shall find it as it was.
         self.set("mock_bad_lba", -1);
-        for name in
-            ["mock_lose", "mock_completions_errno", "mock_reset_fails", "mock_register_errno", "mock_resets"]
-        {
+        for name in [
+            "mock_lose",
+            "mock_completions_errno",
+            "mock_reset_fails",
+            "mock_register_errno",
+            "mock_unmapped",
+            "mock_resets",
+        ] {
             self.set(name, 0);
         }
         let _ = std::fs::remove_file(&self.file);
@@ -342,6 +352,11 @@ fn what_cannot_be_opened_or_registered_says_why() {
     let slots = SlotPool::new(Arc::new(Slab::create("s", layout, PageSize::Standard).expect("slab")));
     let error = engine.register(slots.slab()).expect_err("refused");
     assert!(error.kind == IoErrorKind::Unmapped && error.reason.contains("2 MiB"), "{error}");
+    // SPDK says that it has registered memory which it could not map.
+    mock.set("mock_register_errno", 0);
+    mock.set("mock_unmapped", 1);
+    let error = engine.register(slots.slab()).expect_err("unmapped");
+    assert!(error.kind == IoErrorKind::Unmapped && error.reason.contains("spdk_vtophys"), "{error}");
     let buffer = Buffer::Slot { slot: slots.acquire().expect("slot"), offset: 0, len: 4096 };
     engine.submit(Request { id: 1, operation: Operation::Read, file: 0, offset: 0, buffer }).expect("room");
     let mut completions = Vec::new();
@@ -349,4 +364,129 @@ fn what_cannot_be_opened_or_registered_says_why() {
     assert_eq!(completions[0].result.as_ref().expect_err("unmapped").kind, IoErrorKind::Unmapped);
     drop(engine);
     mock.check();
+}
+
+/// Runs a test of this binary in a process of its own, where SPDK is loaded for the first time.
+fn in_a_process(test: &str, part: &str, library_path: Option<&Path>) -> std::process::ExitStatus {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(PART, part);
+    if let Some(path) = library_path {
+        command.env("LD_LIBRARY_PATH", path);
+    }
+    let mut child = command.spawn().expect("starts");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(status) = child.try_wait().expect("waits") {
+            return status;
+        }
+        if Instant::now() > deadline {
+            let _ended = child.kill();
+            let _reaped = child.wait();
+            panic!("{test}, {part}: still running after 30 s");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What a process of [`in_a_process`] is to do.
+const PART: &str = "KVSTORE_SPDK_TEST_PART";
+
+fn part() -> Option<String> {
+    std::env::var(PART).ok()
+}
+
+/// Memory of a file that ends before it: a touch is a bus error.
+fn behind_the_end() -> *mut u8 {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spdk-short-{}", std::process::id()));
+    let file = std::fs::File::create_new(&path).expect("file");
+    std::fs::remove_file(&path).expect("its name");
+    let flags = (libc::PROT_READ, libc::MAP_PRIVATE);
+    let descriptor = std::os::fd::AsRawFd::as_raw_fd(&file);
+    // SAFETY: a mapping of its own.
+    let mapped = unsafe { libc::mmap(std::ptr::null_mut(), 4096, flags.0, flags.1, descriptor, 0) };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    mapped.cast()
+}
+
+#[test]
+fn bus_errors_end_the_process_as_before_but_those_of_a_device_that_was_pulled_out() {
+    use std::os::unix::process::ExitStatusExt;
+    const NAME: &str = "bus_errors_end_the_process_as_before_but_those_of_a_device_that_was_pulled_out";
+    let Some(part) = part() else {
+        if library().is_some() {
+            assert_eq!(in_a_process(NAME, "a file", None).signal(), Some(libc::SIGBUS));
+            assert_eq!(in_a_process(NAME, "a signal", None).signal(), Some(libc::SIGBUS));
+            assert!(in_a_process(NAME, "registers", None).success());
+        }
+        return;
+    };
+    let library = library().expect("compiled before");
+    let config = SpdkConfig { libraries: vec![library.to_owned()], ..SpdkConfig::new("nonsense") };
+    assert!(SpdkEngine::open(&config).is_err(), "loaded, and there is no such device");
+    let place = behind_the_end();
+    match part.as_str() {
+        // SAFETY: asks the kernel to deliver a signal.
+        "a signal" => assert_eq!(unsafe { libc::kill(libc::getpid(), libc::SIGBUS) }, 0),
+        "registers" => {
+            // SAFETY: the library is loaded already.
+            let loaded = unsafe { libloading::Library::new(library) }.expect("the mock loads");
+            // SAFETY: an `int64_t` of the mock's.
+            let registers = unsafe { loaded.get::<*mut i64>(b"mock_registers") }.expect("there");
+            // SAFETY: as above.
+            unsafe { registers.write(place.expose_provenance() as i64) };
+        }
+        _ => {}
+    }
+    // SAFETY: mapped; the kernel answers with SIGBUS, unless other memory comes in its place.
+    let byte = unsafe { place.read_volatile() };
+    assert_eq!((part.as_str(), byte), ("registers", 0), "a bus error passed");
+}
+
+#[test]
+fn the_thread_that_opens_an_engine_keeps_its_cores() {
+    let Some(mock) = Mock::new() else { return };
+    if part().is_none() {
+        drop(mock);
+        let status = in_a_process("the_thread_that_opens_an_engine_keeps_its_cores", "cores", None);
+        return assert!(status.success());
+    }
+    let before = rustix::thread::sched_getaffinity(None).expect("cores");
+    if before.count() == 1 {
+        eprintln!("SKIPPED: this machine has one core");
+    }
+    drop(SpdkEngine::open(&mock.config).expect("open"));
+    let cores = || rustix::thread::sched_getaffinity(None).expect("cores");
+    assert!(cores() == before && std::thread::spawn(cores).join().expect("ends") == before);
+    mock.check();
+}
+
+#[test]
+fn spdks_libraries_come_after_those_that_they_are_not_linked_with() {
+    const NAME: &str = "spdks_libraries_come_after_those_that_they_are_not_linked_with";
+    let Some(part) = part() else {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spdk-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("folder");
+        let (needed, nothing) = (folder.join("needed.c"), folder.join("nothing.c"));
+        std::fs::write(&needed, "int mock_needed;\n").expect("source");
+        std::fs::write(&nothing, "extern int nothing;\n").expect("source");
+        let is_compiled = compile(&mock_source(), &folder.join("libspdk_env_dpdk.so"), &["-DMOCK_NEEDS"])
+            && compile(&nothing, &folder.join("libspdk_nvme.so"), &[]);
+        if is_compiled {
+            assert!(in_a_process(NAME, "missing", Some(&folder)).success());
+            // As on a machine without development files.
+            compile(&needed, &folder.join("librte_eal.so.23"), &[]);
+            for name in ["librte_mempool", "librte_mempool_ring", "librte_bus_pci"] {
+                compile(&nothing, &folder.join(format!("{name}.so.23")), &[]);
+            }
+            assert!(in_a_process(NAME, "there", Some(&folder)).success());
+        }
+        return std::fs::remove_dir_all(&folder).expect("removed");
+    };
+    let error = SpdkEngine::open(&SpdkConfig::new("nonsense")).map(drop).expect_err("no device").to_string();
+    let words = if part == "there" {
+        vec!["spdk_nvme_transport_id_parse"]
+    } else {
+        vec!["libspdk_env_dpdk.so", "mock_needed", "before it", "librte_eal"]
+    };
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
 }

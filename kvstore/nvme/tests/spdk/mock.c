@@ -1,13 +1,21 @@
 /* SPDK's functions over a file, for the tests of the engine: trtype:PCIe traddr:/path/of/the/file
  * Commands wait until the queue pair is polled, and then complete in reverse order. Whatever real SPDK would not accept
- * is a violation: payloads that are neither registered nor its own memory, calls before the environment, bad arguments. */
+ * is a violation: payloads that are neither registered nor its own memory, calls before the environment, bad arguments.
+ * As the real one (24.09 to 26.05) does, it takes SIGBUS over when it is loaded, binds the thread that starts its environment to one
+ * core, wants to know the length of its options, says that memory is registered which it could not map, and leaves a region with
+ * pages of both kinds mapped when it is unregistered. With MOCK_NEEDS it needs a symbol of a library that it is not linked with. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,13 +27,30 @@ enum { READ, WRITE, FLUSH, DEALLOCATE, DEPTH = 40, BLOCK = 512, TRANSFER = 128 <
 
 struct controller { int file; uint64_t blocks; struct pair *pair; };
 struct pair { struct controller *controller; struct command commands[DEPTH]; int count; };
-struct memory { char *start; size_t bytes; bool own; };
+struct memory { char *start; size_t bytes; bool own, stale; };
 static struct memory memories[64];
 static bool initialised;
 
 /* For the test: what shall go wrong, and what was seen. */
-int64_t mock_bad_lba = -1, mock_lose, mock_completions_errno, mock_reset_fails, mock_connect_fails, mock_register_errno;
+int64_t mock_bad_lba = -1, mock_lose, mock_completions_errno, mock_reset_fails, mock_connect_fails, mock_register_errno, mock_unmapped,
+    mock_registers;
 int64_t mock_violations, mock_resets, mock_flushes, mock_deallocations, mock_out_of_memory, mock_pairs, mock_controllers;
+
+#ifdef MOCK_NEEDS
+extern int mock_needed;
+int *mock_uses = &mock_needed;
+#endif
+
+/* Of the registers of a device that was pulled out: other memory comes in their place. Any other error is repeated for ever. */
+static void on_bus_error(int signal, siginfo_t *info, void *context) {
+    (void)signal, (void)context;
+    if (mock_registers && (int64_t)info->si_addr == mock_registers)
+        mmap(info->si_addr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
+__attribute__((constructor)) static void take_over_bus_errors(void) {
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+    sigaction(SIGBUS, &action, NULL);
+}
 
 static void check(bool right, const char *what) {
     if (!right) {
@@ -37,26 +62,44 @@ static void check(bool right, const char *what) {
 static void remember(void *start, size_t bytes, bool own) {
     for (int i = 0; i < 64; i++)
         if (!memories[i].start) {
-            memories[i] = (struct memory){start, bytes, own};
+            memories[i] = (struct memory){start, bytes, own, false};
             return;
         }
     check(false, "too many memories");
 }
 
+/* Whether a region has whole pages of 2 MiB and parts of others. */
+static bool mixed(char *start, size_t bytes) {
+    uintptr_t large = 2 << 20, first = ((uintptr_t)start + large - 1) / large * large, end = (uintptr_t)start + bytes;
+    return first + large <= end && ((uintptr_t)start % large || end % large);
+}
+
 static bool forget(void *start, size_t bytes, bool own) {
     for (int i = 0; i < 64; i++)
         if (memories[i].start == start && memories[i].own == own && (own || memories[i].bytes == bytes)) {
-            memories[i].start = NULL;
+            if (mixed(memories[i].start, bytes) && !own) memories[i].stale = true;
+            else memories[i].start = NULL;
             return true;
         }
     return false;
 }
 
-static bool reachable(char *start, size_t bytes) {
+/* Bytes from there on that are mapped, of one registration. */
+static size_t mapped(char *start) {
     for (int i = 0; i < 64; i++)
-        if (memories[i].start && start >= memories[i].start && start + bytes <= memories[i].start + memories[i].bytes)
-            return true;
-    return false;
+        if (memories[i].start && !memories[i].stale && start >= memories[i].start && start < memories[i].start + memories[i].bytes)
+            return (size_t)(memories[i].start + memories[i].bytes - start);
+    return 0;
+}
+
+static bool reachable(char *start, size_t bytes) {
+    while (bytes > 0) {
+        size_t there = mapped(start);
+        if (there == 0) return false;
+        there = there < bytes ? there : bytes;
+        start += there, bytes -= there;
+    }
+    return true;
 }
 
 /* What the device may still access, since a reset failed while it had these commands. */
@@ -80,15 +123,19 @@ int64_t mock_memories(void) {
     return count;
 }
 
-struct environment { const char *name; char rest[200]; };
+struct environment { const char *name; char rest[104]; size_t opts_size; char more[80]; };
 void spdk_env_opts_init(struct environment *options) {
-    memset(options, 0, sizeof *options);
+    check(options->opts_size >= offsetof(struct environment, more), "opts_size");
     options->name = "spdk";
-    options->rest[199] = 42;
+    options->rest[99] = 42;
 }
 int spdk_env_init(const struct environment *options) {
     check(!initialised, "the environment is initialised twice");
-    check(strcmp(options->name, "kvstore") == 0 && options->rest[199] == 42, "environment options");
+    check(strcmp(options->name, "kvstore") == 0 && options->rest[99] == 42, "environment options");
+    cpu_set_t first;
+    CPU_ZERO(&first);
+    CPU_SET(0, &first);
+    sched_setaffinity(0, sizeof first, &first);
     initialised = true;
     return 0;
 }
@@ -109,6 +156,10 @@ int spdk_mem_register(void *start, size_t bytes) {
     if (mock_register_errno) return (int)mock_register_errno;
     remember(start, bytes, false);
     return 0;
+}
+uint64_t spdk_vtophys(void *start, uint64_t *bytes) {
+    check(bytes == NULL, "spdk_vtophys");
+    return mock_unmapped || mapped(start) == 0 ? UINT64_MAX : (uint64_t)start;
 }
 int spdk_mem_unregister(void *start, size_t bytes) { return forget(start, bytes, false) ? 0 : -EINVAL; }
 int spdk_nvme_transport_id_parse(char *id, const char *text) {
@@ -172,7 +223,7 @@ int spdk_nvme_ctrlr_reset(struct controller *controller) {
     if (!mock_reset_fails) return 0;
     for (int i = 0; controller->pair && i < controller->pair->count; i++) {
         struct command *command = &controller->pair->commands[i];
-        if (command->payload) late[late_count++] = (struct memory){command->payload, (size_t)command->count * BLOCK, false};
+        if (command->payload) late[late_count++] = (struct memory){command->payload, (size_t)command->count * BLOCK, false, false};
     }
     return -1;
 }
