@@ -285,7 +285,9 @@ fn spdk(address: &str, depth: usize, reformat: bool) -> Result<Box<dyn IoEngine>
 
 fn pci_address(address: &str, engine: &str) -> Result<PciAddress> {
     address.parse().with_context(|| {
-        format!("disk_tier.path: \"{address}\" is not a PCI address like `0000:01:00.0`, which `{engine}` needs")
+        format!(
+            "disk_tier.path: \"{address}\" is not a PCI address like `0000:01:00.0`, which `{engine}` needs"
+        )
     })
 }
 

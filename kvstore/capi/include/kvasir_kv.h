@@ -31,7 +31,7 @@
  * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds
  * at most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the
  * disk, kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses
- * kvasir_kv_submit, kvasir_kv_submit_transfer, the functions of hand-offs (which wait only while their thread has 16384
+ * kvasir_kv_submit, kvasir_kv_submit_transfer, kvasir_kv_plan_prompt, kvasir_kv_observe_prefill, the functions of hand-offs (which wait only while their thread has 16384
  * commands to take) and kvasir_kv_poll, which do not wait (poll as long as it is told to); as
  * many requests are under way at the disk as there are `queue.threads`, and for loads of several blocks up to eight
  * times as many.
@@ -276,8 +276,8 @@ typedef struct kvasir_kv_statistics {
     uint64_t far_written;    /* blocks sent there */
     uint64_t far_too_large;  /* blocks that do not fit the slots of other nodes: their `store.slot` is too small */
     uint64_t events_lost;    /* events that `queue.events` had no room for */
-    uint64_t recomputed;     /* blocks that plans left to be computed although they were here: loading takes longer */
-    uint64_t late;           /* blocks that did not come before the deadlines of their loads */
+    uint64_t recomputed;     /* blocks that plans left to be computed although they were here, at each kvasir_kv_plan_prompt */
+    uint64_t late;           /* blocks that the disk was asked for and did not give before the deadlines of their loads */
 } kvasir_kv_statistics;
 
 /*
@@ -471,6 +471,7 @@ typedef struct kvasir_kv_prompt {
     uint32_t reserved;               /* 0 */
 } kvasir_kv_prompt;
 
+/* Never grows. */
 typedef struct kvasir_kv_plan {
     uint32_t operation;   /* KVASIR_KV_LOAD, KVASIR_KV_FETCH, or 0: compute all of it */
     uint32_t deadline_us; /* of the kvasir_kv_transfer that follows */
@@ -482,13 +483,15 @@ typedef struct kvasir_kv_plan {
  * fetch blocks from other nodes and then plan again without `may_fetch`. The library measures its tiers by the loads and fetches
  * that it carries out, and learns from kvasir_kv_observe_prefill how fast the engine is; before that it takes both for what is usual, and
  * loads few blocks at a time from a disk that it has not measured. A load that waits longer than its deadline costs more than it can still
- * save. Does not wait; may have a few blocks of a disk that is not used read in the background, so that its speed stays known.
+ * save. Does not wait; may have a few blocks of a disk that is not used read in the background, so that its speed stays known. OK,
+ * KVASIR_KV_INVALID_ARGUMENT (the text names the field) or KVASIR_KV_INVALID_HANDLE.
  */
 int32_t kvasir_kv_plan_prompt(kvasir_kv *handle, const kvasir_kv_prompt *prompt, kvasir_kv_plan *plan);
 
 /*
  * Tells how long the engine took to compute `tokens` tokens of prompts behind `context` tokens: of several prompts in one step the
- * sum of tokens, and the context of one prompt of that sum with as many pairs of a token and one that it attends to. Both are below 2^31.
+ * sum of tokens, and the context of one prompt of that sum with as many pairs of a token and one that it attends to. Both are below 2^31;
+ * `elapsed_us` are microseconds. 0 tokens or microseconds change nothing. OK, KVASIR_KV_INVALID_ARGUMENT or KVASIR_KV_INVALID_HANDLE.
  */
 int32_t kvasir_kv_observe_prefill(kvasir_kv *handle, uint64_t tokens, uint64_t context, uint64_t elapsed_us);
 

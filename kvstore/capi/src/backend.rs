@@ -49,8 +49,8 @@ pub trait Backend: Send + Sync + 'static {
         deadline: Instant,
     ) -> Result<Loaded, BackendError>;
 
-    /// A load is over, of which `loaded` says what came. `is_late`: its deadline has passed.
-    fn observe_load(&self, loaded: Loaded, elapsed: Duration, is_late: bool);
+    /// Reports a load that has ended just now, from which plans learn.
+    fn observe_load(&self, report: &LoadReport);
 
     /// The longest payload that [`Self::put`] takes.
     fn payload_bytes_max(&self) -> usize;
@@ -92,15 +92,39 @@ pub enum GetOutcome {
     Throttled,
 }
 
-/// What came of a load of several blocks.
+/// Result of a load of several blocks, or of a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Loaded {
     /// Blocks read, from the first on.
     pub blocks: usize,
-    /// Blocks that the disk was asked for, read or not.
+    /// Blocks that the disk was asked for.
     pub asked_of_disk: usize,
-    /// Blocks that came from there.
+    /// Of those, blocks that came.
     pub from_disk: usize,
+    /// Memory had no room for some block until others let go of theirs: how long that took says nothing of the tiers.
+    pub waited_for_room: bool,
+}
+
+/// A load that has ended.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadReport {
+    /// Its result.
+    pub loaded: Loaded,
+    /// Blocks that it was to read.
+    pub wanted: usize,
+    /// Its beginning.
+    pub started: Instant,
+    /// Time in which its blocks were read, those of all threads together, without waits behind other transfers.
+    pub reading: Duration,
+    /// The end of the wait for the disk.
+    pub deadline: Instant,
+}
+
+impl LoadReport {
+    /// Whether it ended without some blocks because the disk was late.
+    pub(crate) fn is_late(&self) -> bool {
+        self.loaded.asked_of_disk > 0 && self.loaded.blocks < self.wanted && Instant::now() >= self.deadline
+    }
 }
 
 /// What became of a block that was to be stored.

@@ -66,8 +66,14 @@ impl StoreBackend {
         asked.map(|blocks| self.answer(operation, &blocks)).transpose()
     }
 
-    /// Asks for a block; `None` when it is not there, or cannot be asked for now. After the deadline the disk is not asked.
-    fn begin(&self, identity: &Identity, deadline: Instant) -> Result<Option<Asked>, BackendError> {
+    /// Asks for a block, and counts it in `loaded` if the disk has to give it; `None` when it is not there, or cannot be asked for
+    /// now. After the deadline the disk is not asked.
+    fn begin(
+        &self,
+        identity: &Identity,
+        deadline: Instant,
+        loaded: &mut Loaded,
+    ) -> Result<Option<Asked>, BackendError> {
         let chain = [BlockIdentity(*identity)];
         if let Some(held) = self.store().hold_now(&chain) {
             return Ok(Some(Asked::Here(held)));
@@ -75,7 +81,9 @@ impl StoreBackend {
         if !self.is_there(identity) || Instant::now() >= deadline {
             return Ok(None);
         }
-        Ok(self.ask("load", chain.into(), deadline)?.map(Asked::Coming))
+        let asked = self.ask("load", chain.into(), deadline)?;
+        loaded.asked_of_disk += usize::from(asked.is_some());
+        Ok(asked.map(Asked::Coming))
     }
 
     /// Asks for blocks up to the first that is not there. All are asked for before the first is waited for, so that the disk
@@ -84,17 +92,18 @@ impl StoreBackend {
         &self,
         identities: &[Identity],
         deadline: Instant,
+        loaded: &mut Loaded,
     ) -> Result<VecDeque<Asked>, BackendError> {
         let mut asked = VecDeque::with_capacity(identities.len());
         for identity in identities {
-            let Some(begun) = self.begin(identity, deadline)? else { break };
+            let Some(begun) = self.begin(identity, deadline, loaded)? else { break };
             asked.push_back(begun);
         }
         Ok(asked)
     }
 
     /// Waits for the next block of those that were asked for, or asks for it now; nothing when it is a miss. `is_alone`: the
-    /// caller holds no others, so that it is worth waiting for room. What came, and from where, is counted in `loaded`.
+    /// caller holds no others, so that it is worth waiting for room. What came from the disk is counted in `loaded`.
     pub(crate) fn arrive(
         &self,
         identity: &Identity,
@@ -104,21 +113,23 @@ impl StoreBackend {
         loaded: &mut Loaded,
     ) -> Result<Vec<HostBlock>, BackendError> {
         let begun = match asked.pop_front() {
-            None => self.begin(identity, deadline)?,
+            None => self.begin(identity, deadline, loaded)?,
             begun => begun,
         };
-        let is_coming = matches!(begun, Some(Asked::Coming(_)));
         let mut held = match begun {
             None => Vec::new(),
             Some(Asked::Here(held)) => held,
-            Some(Asked::Coming(answer)) => self.answer("load", &answer)?,
+            Some(Asked::Coming(answer)) => {
+                let held = self.answer("load", &answer)?;
+                loaded.from_disk += held.len();
+                held
+            }
         };
-        loaded.asked_of_disk += usize::from(is_coming);
-        loaded.from_disk += usize::from(is_coming && !held.is_empty());
         while is_alone && held.is_empty() && self.is_there(identity) && Instant::now() < deadline {
             // There is no room for it now. Those behind it may have taken it, here or in other loads, which do the same: so
             // somebody always goes on.
             asked.clear();
+            loaded.waited_for_room = true;
             std::thread::sleep(QUEUE_PAUSE);
             held = self.hold("load", vec![BlockIdentity(*identity)], deadline)?.unwrap_or_default();
         }
@@ -162,7 +173,7 @@ impl StoreBackend {
         deadline: Instant,
         loaded: &mut Loaded,
     ) -> Result<Vec<HostBlock>, BackendError> {
-        let mut asked = self.begin_all(identities, deadline)?;
+        let mut asked = self.begin_all(identities, deadline, loaded)?;
         let mut prefix: Vec<HostBlock> = Vec::with_capacity(asked.len());
         for identity in identities {
             let mut held = self.arrive(identity, &mut asked, prefix.is_empty(), deadline, loaded)?;

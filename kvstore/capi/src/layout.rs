@@ -8,7 +8,7 @@ use crate::backend::Statistics;
 use crate::buffers::Buffer;
 use crate::events::Event;
 use crate::handoff::{HandOffStatistics, RailStatistics, StageStatistics};
-use crate::interface::{Answer, HandOff, Prompt, Request, Transfer};
+use crate::interface::{HandOff, Prompt, PromptPlan, Request, Transfer};
 use crate::queue::Completion;
 use crate::tensors::{Plane, Tensors};
 
@@ -59,9 +59,9 @@ const _: () = {
     assert!(offset_of!(Prompt, held) == 24 && offset_of!(Prompt, tokens) == 32);
     assert!(offset_of!(Prompt, queued_tokens) == 40 && offset_of!(Prompt, may_fetch) == 48);
     assert!(offset_of!(Prompt, reserved) == 52);
-    assert!(size_of::<Answer>() == 16 && align_of::<Answer>() == 8);
-    assert!(offset_of!(Answer, operation) == 0 && offset_of!(Answer, deadline_us) == 4);
-    assert!(offset_of!(Answer, blocks) == 8);
+    assert!(size_of::<PromptPlan>() == 16 && align_of::<PromptPlan>() == 8);
+    assert!(offset_of!(PromptPlan, operation) == 0 && offset_of!(PromptPlan, deadline_us) == 4);
+    assert!(offset_of!(PromptPlan, blocks) == 8);
 
     assert!(size_of::<HandOff>() == 104 && align_of::<HandOff>() == 8);
     assert!(offset_of!(HandOff, user) == 0 && offset_of!(HandOff, operation) == 8);

@@ -378,7 +378,9 @@ impl Common {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome, Statistics};
+    use crate::backend::{
+        BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
+    };
     use crate::buffers::{Destination, Source};
 
     /// Panics for one block and fails for another.
@@ -407,7 +409,7 @@ mod tests {
             Ok(Loaded::default())
         }
 
-        fn observe_load(&self, _: Loaded, _: Duration, _: bool) {}
+        fn observe_load(&self, _: &LoadReport) {}
 
         fn payload_bytes_max(&self) -> usize {
             usize::MAX

@@ -13,7 +13,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_store::{Description, HostBlock, LoadTimes, Store, TenantId};
 
 use crate::backend::{
-    Backend, BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome, Statistics,
+    Backend, BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
 };
 use crate::buffers::{Destination, Source};
 use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, is_block, pack};
@@ -227,7 +227,7 @@ impl Backend for StoreBackend {
         deadline: Instant,
     ) -> Result<Loaded, BackendError> {
         let mut loaded = Loaded::default();
-        let mut asked = self.begin_all(identities, deadline)?;
+        let mut asked = self.begin_all(identities, deadline, &mut loaded)?;
         for (identity, place) in identities.iter().zip(places) {
             let held = self.arrive(identity, &mut asked, true, deadline, &mut loaded)?;
             let outcome = self.unpack(identity, held, &mut Destination::nowhere(), place);
@@ -240,16 +240,21 @@ impl Backend for StoreBackend {
         Ok(loaded)
     }
 
-    fn observe_load(&self, loaded: Loaded, elapsed: Duration, is_late: bool) {
+    fn observe_load(&self, report: &LoadReport) {
+        let (loaded, elapsed) = (report.loaded, report.started.elapsed());
+        if loaded.waited_for_room {
+            return;
+        }
         let bytes = |blocks: usize| blocks as u64 * self.slot_bytes;
         // Copies are not timed apart from the waits for the disk: only a load without any says how fast host memory is.
         let from_host = if loaded.asked_of_disk == 0 { loaded.blocks } else { 0 };
         self.store.observe_load(&LoadTimes {
             elapsed,
             disk_bytes: bytes(loaded.from_disk),
+            disk_wanted_bytes: bytes(loaded.asked_of_disk),
             host_bytes: bytes(from_host),
-            copying: elapsed,
-            is_late: is_late && loaded.asked_of_disk > 0,
+            copying: report.reading,
+            is_late: report.is_late(),
         });
     }
 

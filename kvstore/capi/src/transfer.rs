@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, ChainPlace, Identity, Loaded, PutOutcome};
+use crate::backend::{Backend, ChainPlace, Identity, LoadReport, Loaded, PutOutcome};
 use crate::buffers::{Destination, Source};
 use crate::operation::{Outcome, by_store};
 use crate::registry::InUse;
@@ -54,6 +54,8 @@ struct Progress {
     /// When its first piece was begun.
     started: Option<Instant>,
     loaded: Loaded,
+    /// Time in which pieces were read.
+    reading: Duration,
     /// It waits in the queue for somebody to claim a piece.
     is_queued: bool,
     saved: usize,
@@ -100,6 +102,7 @@ impl Transfer {
             running: 0,
             started: None,
             loaded: Loaded::default(),
+            reading: Duration::ZERO,
             is_queued: true,
             saved: 0,
             failure: None,
@@ -143,18 +146,22 @@ impl Transfer {
             Direction::Save => {
                 // SAFETY: readable by the contract of this function.
                 let saved = by_store(|| unsafe { self.save(piece, backend) });
-                self.ended(saved.map(|saved| self.progress().saved += saved), backend)
+                self.finish_piece(saved.map(|saved| self.progress().saved += saved), backend)
             }
             Direction::Load => {
+                let begun = Instant::now();
                 // SAFETY: writable by the contract of this function.
                 let loaded = by_store(|| unsafe { self.load(piece.clone(), backend) });
-                self.ended(loaded.map(|loaded| self.note(&piece, loaded)), backend)
+                self.finish_piece(
+                    loaded.map(|loaded| self.record_loaded(&piece, loaded, begun.elapsed())),
+                    backend,
+                )
             }
         }
     }
 
-    /// A piece of a load is over.
-    fn note(&self, piece: &Range<usize>, loaded: Loaded) {
+    /// Adds what a piece of a load read to the transfer's totals, and ends the prefix at its first miss.
+    fn record_loaded(&self, piece: &Range<usize>, loaded: Loaded, reading: Duration) {
         let mut progress = self.progress();
         if loaded.blocks < piece.len() {
             progress.end = progress.end.min(piece.start + loaded.blocks);
@@ -162,10 +169,16 @@ impl Transfer {
         progress.loaded.blocks += loaded.blocks;
         progress.loaded.asked_of_disk += loaded.asked_of_disk;
         progress.loaded.from_disk += loaded.from_disk;
+        progress.loaded.waited_for_room |= loaded.waited_for_room;
+        progress.reading += reading;
     }
 
-    /// A piece is over. Returns how the transfer ended, if nobody works on it any more.
-    fn ended(&self, piece: Result<(), Failure>, backend: &dyn Backend) -> Option<Result<Outcome, Failure>> {
+    /// Ends a piece. Returns how the transfer ended, if nobody works on it any more.
+    fn finish_piece(
+        &self,
+        piece: Result<(), Failure>,
+        backend: &dyn Backend,
+    ) -> Option<Result<Outcome, Failure>> {
         let mut progress = self.progress();
         progress.running -= 1;
         if let Err(failure) = piece {
@@ -177,9 +190,9 @@ impl Transfer {
         }
         let is_load = self.what.direction == Direction::Load;
         if let Some(started) = progress.started.filter(|_| is_load && progress.failure.is_none()) {
-            let is_late =
-                progress.loaded.blocks < self.what.identities.len() && Instant::now() >= self.what.deadline;
-            backend.observe_load(progress.loaded, started.elapsed(), is_late);
+            let (loaded, reading) = (progress.loaded, progress.reading);
+            let (wanted, deadline) = (self.what.identities.len(), self.what.deadline);
+            backend.observe_load(&LoadReport { loaded, wanted, started, reading, deadline });
         }
         let moved = if is_load { progress.end } else { progress.saved };
         Some(progress.failure.take().map_or_else(|| Ok(self.what.outcome(moved)), Err))

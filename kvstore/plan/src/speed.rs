@@ -22,9 +22,9 @@ pub struct TierSpeed {
     pub seconds_per_byte: f64,
     /// A transfer that takes this many times the expected is at the high quantile.
     pub tail_factor: f64,
-    /// Transfers that finished since the last change of speed and since the last one that was given up.
+    /// Transfers that finished since the last change of speed and since the last give-up that put the speed in doubt.
     pub samples: u64,
-    /// The largest of them.
+    /// Largest of these transfers, in bytes.
     pub largest_bytes: u64,
 }
 
@@ -59,7 +59,7 @@ pub type SpeedSnapshot = [TierSpeed; TIERS];
 pub struct TierSpeeds {
     learners: [Learner<2>; TIERS],
     largest_bytes: [u64; TIERS],
-    /// Transfers that finished since one was given up.
+    /// Transfers that finished since a give-up put the speed in doubt.
     finished: [u64; TIERS],
     quantile: f64,
 }

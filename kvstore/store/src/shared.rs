@@ -73,11 +73,13 @@ pub struct LoadTimes {
     pub elapsed: Duration,
     /// Bytes that came from the disk, in all of that time.
     pub disk_bytes: u64,
+    /// Bytes that the disk was asked for.
+    pub disk_wanted_bytes: u64,
     /// Bytes that were copied out of host memory.
     pub host_bytes: u64,
     /// How long copying them took.
     pub copying: Duration,
-    /// Its time was up while it waited for the disk.
+    /// The deadline passed while the load waited for the disk.
     pub is_late: bool,
 }
 
@@ -277,7 +279,7 @@ impl Shared {
     pub(crate) fn observe_load(&self, load: &LoadTimes) {
         let mut estimates = self.estimates();
         if load.is_late {
-            estimates.speeds.observe_given_up(Tier::Disk, load.disk_bytes.max(1), load.elapsed, 0);
+            estimates.speeds.observe_given_up(Tier::Disk, load.disk_wanted_bytes, load.elapsed, 0);
         } else if load.disk_bytes > 0 {
             estimates.speeds.observe(Tier::Disk, load.disk_bytes, load.elapsed, 0);
         }

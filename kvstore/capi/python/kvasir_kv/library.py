@@ -79,7 +79,7 @@ class TierEvent:
 
 @dataclass(frozen=True)
 class Plan:
-    """What gives a prompt's first token soonest: to load the first `blocks`, to fetch, or (None) to compute it all.
+    """The plan for a prompt: to load its first `blocks`, to fetch, or (None) to compute it all.
 
     A load or a fetch is to take no longer than `deadline` seconds.
     """
@@ -424,7 +424,9 @@ class Store:
         array = (_Plane * len(planes))(*(_Plane(one.start, one.block_stride, one.block_bytes) for one in planes))
         tensors = _Tensors(memory, device, blocks, array, len(planes))
         number = ctypes.c_uint64()
-        self._library.call("register", self._handle, ctypes.byref(tensors), ctypes.byref(number))
+        status = self._library.call("register", self._handle, ctypes.byref(tensors), ctypes.byref(number))
+        if status != Status.OK:
+            raise StoreError("register", status, "64 tensors are registered")
         return number.value
 
     def unregister(self, tensors: int) -> None:
@@ -472,7 +474,13 @@ class Store:
         count = ctypes.c_size_t()
         while len(finished) < _POLL_MAX:
             wait = 0 if finished else timeout_ms
-            self._library.call("poll", self._handle, ctypes.byref(self._completion), 1, wait, ctypes.byref(count))
+            try:
+                self._library.call("poll", self._handle, ctypes.byref(self._completion), 1, wait, ctypes.byref(count))
+            except StoreError:
+                if finished:
+                    # Closed meanwhile: the next call says so.
+                    break
+                raise
             if count.value == 0:
                 break
             taken = self._completion

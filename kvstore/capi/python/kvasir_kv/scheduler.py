@@ -13,7 +13,7 @@ blocks of a prompt are worth loading. Where workers are processes of their own, 
 comes with its result, so that the request waits for one step. With stores that bring blocks from other nodes a request whose
 prompt is not all here waits, once, until these have been asked and what they have has come, if that is worth the time.
 
-What is worth it the stores know: they measure their tiers, and learn from `step_over` how fast the engine computes prompts. A load ends
+The stores know what is worth loading: they measure their tiers, and learn from `step_finished` how fast the engine computes prompts. A load ends
 at a deadline, beyond which it would cost more than it saves; the blocks that have not come are computed.
 
 A request may be one leg of a hand-off (see `handoff`). The engine that computes its prompt pushes each whole block in the
@@ -43,6 +43,9 @@ _LOOK_STEPS = 8
 queue in each step until there is room for it, and a look hashes a name for each block of its prompt. What has gone by then is
 computed, what has come is found by the next look."""
 
+
+_STEPS_UNDER_WAY_MAX = 64
+"""Far more than an engine has; older ones are forgotten."""
 
 _PREFILL_TOKENS_MIN = 16
 """Steps with fewer tokens of prompts say little of how fast prompts are computed."""
@@ -105,12 +108,17 @@ class _Tracked:
 
 
 @dataclass
-class _Begun:
+class _StepUnderWay:
     """A step that the engine has begun: its prompts' tokens, and the pairs of one of them and one that it attends to."""
 
     at: float
     tokens: int = 0
     pairs: float = 0.0
+
+    def add(self, before: int, tokens: int) -> None:
+        """Adds tokens of a prompt that are computed behind `before` others."""
+        self.tokens += tokens
+        self.pairs += tokens * (before + tokens / 2)
 
     def prefill(self, seconds: float) -> Prefill:
         """One prompt of as many tokens, behind as many as give the same pairs."""
@@ -163,11 +171,11 @@ class Scheduler:
         """Requests that load a block or fetch it from other nodes, with its number in each, by the engine's short hash."""
         self._numbers = 0
         self._steps = 0
-        self._under_way: deque[_Begun] = deque()
+        self._under_way: deque[_StepUnderWay] = deque(maxlen=_STEPS_UNDER_WAY_MAX)
         """Steps whose results have not come."""
-        self._over_at = 0.0
+        self._last_finished_at = 0.0
         """When the last one's came."""
-        self._computing: dict[str, int] = {}
+        self._uncomputed_tokens: dict[str, int] = {}
         """Tokens of prompts that are still to be computed, of requests that the engine has admitted."""
         self._epoch = b""
         self._is_cache_stale = False
@@ -189,6 +197,8 @@ class Scheduler:
         """
         tracked = self._track(request)
         tracked.computed = computed_tokens
+        # It may have been preempted: it waits again, and nothing of it is computed before itself.
+        self._uncomputed_tokens.pop(request.request_id, None)
         tracked.is_stale |= self._is_cache_stale and computed_tokens > 0
         first, odd = divmod(computed_tokens, self._block_tokens)
         is_wanted = not (odd or request.skip_reading_prefix_cache or tracked.is_stale)
@@ -218,7 +228,7 @@ class Scheduler:
         """The engine has given a request its blocks, of which those for `external_tokens` are to be loaded."""
         tracked = self._track(request)
         tracked.asked = tracked.answer = tracked.look = None
-        self._computing[request.request_id] = request.num_tokens - tracked.computed - external_tokens
+        self._uncomputed_tokens[request.request_id] = request.num_tokens - tracked.computed - external_tokens
         count = external_tokens // self._block_tokens
         if count == 0:
             return
@@ -243,14 +253,20 @@ class Scheduler:
 
         `scheduled` are each request's tokens that are computed in it, `blocks_of` a request's blocks.
         """
-        begun = _Begun(time.monotonic())
+        begun = _StepUnderWay(time.monotonic())
         for name, tokens in scheduled.items():
             tracked = self._requests.get(name)
             if tracked is None:
                 continue
             before = tracked.request.num_computed_tokens
             computed = before + tokens
-            self._note_prefill(begun, tracked.request, before, tokens)
+            left = tracked.request.num_tokens - computed
+            if left > 0:
+                self._uncomputed_tokens[name] = left
+            else:
+                self._uncomputed_tokens.pop(name, None)
+            if before < tracked.request.num_prompt_tokens:
+                begun.add(before, tokens)
             if tracked.leg is not None and tracked.leg.source is None:
                 self._push(tracked, tracked.leg, computed, blocks_of)
             if self._is_offloading and not tracked.is_stale:
@@ -260,25 +276,16 @@ class Scheduler:
         self._under_way.append(begun)
         return step
 
-    def step_over(self) -> None:
+    def step_finished(self) -> None:
         """The result of the oldest step under way has come. To be called for each step, those without tokens included."""
         if not self._under_way:
             return
         # The engine may have begun this step while it computed the one before.
         begun, now = self._under_way.popleft(), time.monotonic()
-        seconds, self._over_at = now - max(begun.at, self._over_at), now
+        seconds, self._last_finished_at = now - max(begun.at, self._last_finished_at), now
         if begun.tokens >= _PREFILL_TOKENS_MIN:
             self._step.prefills.append(begun.prefill(seconds))
 
-    def _note_prefill(self, begun: _Begun, request: Any, before: int, tokens: int) -> None:
-        left = request.num_tokens - before - tokens
-        if left > 0:
-            self._computing[request.request_id] = left
-        else:
-            self._computing.pop(request.request_id, None)
-        if before < request.num_prompt_tokens:
-            begun.tokens += tokens
-            begun.pairs += tokens * (before + tokens / 2)
 
     def take_report(self, report: Report) -> None:
         """What workers have done; counts when all of them have."""
@@ -305,7 +312,7 @@ class Scheduler:
     def finished(self, request: Any) -> None:
         """Forgets a request. Its blocks that are being saved or loaded are still held."""
         tracked = self._requests.pop(request.request_id, None)
-        self._computing.pop(request.request_id, None)
+        self._uncomputed_tokens.pop(request.request_id, None)
         if tracked is not None:
             self._forget_description(tracked)
         if tracked is None:
@@ -470,10 +477,10 @@ class Scheduler:
             if tracked.look is None or tracked.look[:2] != (first, stop) or self._steps >= tracked.look_until:
                 tracked.look = (first, stop, nearby(self._question(tracked, first, stop, may_fetch)))
                 tracked.look_until = self._steps + _LOOK_STEPS
-            here = tracked.look[2]
-            if not here.wants_fetch:
-                tracked.deadline = here.deadline
-                return min(here.blocks, stop - first)
+            answer = tracked.look[2]
+            if not answer.wants_fetch:
+                tracked.deadline = answer.deadline
+                return min(answer.blocks, stop - first)
         if tracked.asked is None or tracked.answer is None or first < tracked.asked:
             tracked.asked, tracked.answer, tracked.question = first, None, self._next_number()
             self._asking[tracked.question] = tracked.request.request_id
@@ -485,7 +492,7 @@ class Scheduler:
         # Object storage has whole runs: the block that is computed again may be the last of one.
         wanted = range(0, self._hashed(tracked.request)) if may_fetch else range(first, stop)
         names, tokens = self._names(tracked, wanted.start, wanted.stop), tracked.request.num_tokens
-        queued = sum(self._computing.values())
+        queued = sum(self._uncomputed_tokens.values())
         return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch)
 
     def _offer(self, tracked: _Tracked, computed: int, blocks_of: Callable[[str], Sequence[int]]) -> None:

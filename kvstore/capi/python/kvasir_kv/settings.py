@@ -1,11 +1,12 @@
-"""What an engine is started with: `kv_connector_extra_config` of vLLM.
+"""What an engine is started with: `kv_connector_extra_config` of vLLM, and of SGLang (`library`, `store`, `store_file` and `namespace`
+only) `--hicache-storage-backend-extra-config`.
 
     library            path of libkvasir_kv; default: KVASIR_KV_LIBRARY, then the one in this package, then the loader's own search
     store              the store's configuration, as an object of sections or as TOML text (see `kvasir_kv_open`)
     store_file         the same in a file of TOML; one of the two at most
     namespace          text that keeps this engine's blocks apart from others'; default ""
     saving_blocks_max  blocks of the engine that may wait for being saved at a time; default a quarter of them
-    load_blocks_min    fewer stored blocks than these are computed and not loaded; default 1
+    load_blocks_min    fewer blocks than these are computed and not loaded, whatever the plan says; default 1
     offload            whether blocks are kept in the store at all; default true
     handoff_deadline   seconds for which a request waits for the blocks of another engine; default 60
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,19 +45,22 @@ _log = logging.getLogger("sglang.kvasir_kv")
 _OWN_KEYS = ("library", "store", "store_file", "namespace")
 _SGLANG_KEYS = ("backend_name", "module_path", "class_name", "interface_v1", "allocator")
 
-_PATIENCE = 5.0
-"""Seconds for a call: SGLang gives its threads 10 when it ends."""
+_DEADLINE = 2.0
+"""Seconds for which a load waits for the disk, or a fetch for other nodes. SGLang gives its threads, which make several such calls in a row,
+10 seconds to end. Saves, and waits for a full queue or for another transfer of the same page, have no bound."""
+
+_WHOLE_PAGES = 'KvasirHiCache moves whole pages: set "interface_v1": 1'
 
 _NO_CHAIN = HiCacheStorageExtraInfo()
 """For pages that stand for themselves."""
 
-_REPLICATED = (PoolName.KV, PoolName.INDEXER)
-"""Pools of which all ranks of an MLA model hold the same bytes."""
+_epoch = b""
+"""Of this process: names from before weights were changed, or the storage was cleared, are not used any more."""
 
 
 @dataclass(frozen=True)
 class _Pool:
-    """A registered pool. One without memory of its own (`tensors` 0) has a page wherever the pools beside it have one."""
+    """A pool, and its number in the library. One without memory of its own has a page wherever the pools beside it have one."""
 
     name: str
     key: bytes
@@ -66,6 +70,11 @@ class _Pool:
     pages: int
     tensors: int = 0
 
+    @property
+    def has_memory(self) -> bool:
+        assert self.tensors or not self.planes, f"{self.name} is not registered"
+        return bool(self.planes)
+
     def blocks(self, host_indices: torch.Tensor) -> list[int]:
         """Numbers of the pages that the indices of their tokens lie in."""
         numbers: list[int] = (host_indices[:: self.page_size] // self.page_size).tolist()
@@ -73,7 +82,7 @@ class _Pool:
 
 
 class KvasirHiCache(HiCacheStorage):
-    """See the module's documentation."""
+    """A storage backend of SGLang's, in one scheduler process."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: object = None) -> None:
         given = dict(storage_config.extra_config or {})
@@ -82,6 +91,8 @@ class KvasirHiCache(HiCacheStorage):
         if not given.get("interface_v1"):
             raise SettingsError('hicache-storage-backend-extra-config needs "interface_v1": 1')
         self._settings = Settings.parse({name: value for name, value in given.items() if name in _OWN_KEYS})
+        if _is_adapted():
+            raise SettingsError("KvasirHiCache: SGLang's keys do not tell the weights of LoRA adapters")
         if extra := {"transfer", "device"} & self._settings.store.keys():
             raise SettingsError(f"KvasirHiCache: store has a section {sorted(extra)[0]}, and pages are copied in host memory only")
         if storage_config.is_mla_model and storage_config.tp_size > 1 and not self._settings.is_fetching:
@@ -97,16 +108,16 @@ class KvasirHiCache(HiCacheStorage):
         self._facts = _engine_facts(self._settings)
         self._pools: dict[str, _Pool] = {}
         self._store: Store | None = None
-        self._epoch = b""
+        self._weight_version = _weight_version()
         self._lock = threading.Condition()
         self._moving: set[bytes] = set()
         """Names of blocks that are being moved."""
         self._waiting: dict[int, Future[Completion]] = {}
         self._numbers = 0
         self._stats: Any = None
-        self._is_told = False
-
-    # Pools.
+        self._has_warned = False
+        self._end: Exception | None = None
+        """Why nothing completes any more."""
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
@@ -117,19 +128,21 @@ class KvasirHiCache(HiCacheStorage):
         if host_pool_name in self._pools:
             # The anchor comes this way, too.
             return
-        self._pools[host_pool_name] = self._describe(host_pool_name, host_pool)
-        if self._store is not None:
-            self._register(host_pool_name)
+        pool = self._describe(host_pool_name, host_pool)
+        self._pools[host_pool_name] = pool if self._store is None else self._registered(pool)
 
     def on_host_pools_registered(self) -> None:
         largest = max(pool.block_bytes for pool in self._pools.values())
         if largest == 0:
             raise ValueError("KvasirHiCache: no pool has memory of its own")
+        config, others = self._config, [str(name) for name in self._pools if name != PoolName.KV]
+        if config.is_mla_model and config.tp_size > 1 and others:
+            # Of these, too, only one rank writes, and other ranks' stores do not fetch them.
+            raise ValueError(f"KvasirHiCache: pools {others} of an MLA model with {config.tp_size} ranks are not supported")
         text = self._settings.toml(largest, self._worker)
         self._store = Store.open(Library(self._settings.library), text)
         try:
-            for name in list(self._pools):
-                self._register(name)
+            self._pools = {name: self._registered(pool) for name, pool in self._pools.items()}
         except BaseException:
             self.close()
             raise
@@ -140,24 +153,21 @@ class KvasirHiCache(HiCacheStorage):
     def _describe(self, name: str, pool: Any) -> _Pool:
         """Where the pages of a pool lie: each buffer of a page is a plane, with the same distance from page to page."""
         config, page_size, pages = self._config, int(pool.page_size), int(pool.size) // int(pool.page_size)
-        planes = [] if pool.kv_buffer is None and not pool.size_per_token else _planes(name, pool, page_size, pages)
+        planes = _planes(name, pool, page_size, pages) if pool.size_per_token else []
         ranks = [config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size, config.dcp_rank, config.dcp_size]
-        if not (config.is_mla_model and name in _REPLICATED):
+        if not (config.is_mla_model and name == PoolName.KV):
             ranks += [config.tp_rank, config.tp_size]
         facts = self._facts | {
             "pool": str(name),
             "layout": [str(pool.layout), str(pool.dtype), page_size, [plane.block_bytes for plane in planes]],
             "layers": [int(getattr(pool, what, -1)) for what in ("layer_num", "start_layer", "end_layer")],
             "ranks": ranks,
-            "model": [config.model_name, config.is_mla_model, config.tp_lcm_size, config.should_split_heads],
+            "model": [config.is_mla_model, config.tp_lcm_size, config.should_split_heads],
         }
         return _Pool(str(name), identity.key(facts), page_size, sum(plane.block_bytes for plane in planes), planes, pages)
 
-    def _register(self, name: str) -> None:
-        pool = self._pools[name]
-        if pool.planes:
-            number = self._opened.register(pool.planes, pool.pages, Memory.HOST)
-            self._pools[name] = replace(pool, tensors=number)
+    def _registered(self, pool: _Pool) -> _Pool:
+        return replace(pool, tensors=self._opened.register(pool.planes, pool.pages, Memory.HOST)) if pool.planes else pool
 
     @property
     def _opened(self) -> Store:
@@ -167,7 +177,7 @@ class KvasirHiCache(HiCacheStorage):
     # The interface of pages of one pool.
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-        return self._found(keys, _prefix(extra_info))
+        return self._found(keys, extra_info, may_fetch=True)
 
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
@@ -188,17 +198,14 @@ class KvasirHiCache(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """Of each prefix of the keys: are there all pages that it needs, of every pool?"""
-        found = self._found(keys, _prefix(extra_info))
+        # Pages of other pools are not fetched, and without them those of the first are of no use.
+        found = self._found(keys, extra_info, may_fetch=not pool_transfers)
         restorable = list(range(1, found + 1))
         hits = {PoolName.KV: found} if found else {}
         for transfer in pool_transfers or []:
-            is_there = self._are_there(self._pools[transfer.name], keys[:found])
             if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
-                # These are a second form of pages that are there already, and decide nothing.
-                covered = _leading(is_there) // max(transfer.block_pages, 1) * max(transfer.block_pages, 1)
-                if covered:
-                    hits[transfer.name] = covered
-                continue
+                raise ValueError(f"KvasirHiCache: groups of blocks ({transfer.name}) are not supported")
+            is_there = self._are_there(self._pools[transfer.name], keys[:found])
             window = len(keys) if transfer.hit_policy == PoolHitPolicy.ALL_PAGES else max(len(transfer.keys or ()), 1)
             good = {length for length in range(1, found + 1) if all(is_there[max(length - window, 0) : length])}
             if good:
@@ -211,8 +218,9 @@ class KvasirHiCache(HiCacheStorage):
     ) -> dict[str, list[bool]]:
         results: dict[str, list[bool]] = {}
         for one in transfers:
-            pool = self._pools[one.name]
-            results[one.name] = self._load(pool, one.keys or [], self._indices(pool, one))
+            pool, keys = self._pools[one.name], one.keys or []
+            indices = self._indices(pool, one)
+            results[one.name] = [False] * len(keys) if indices is None else self._load(pool, keys, indices)
         return results
 
     def batch_set_v2(
@@ -220,45 +228,45 @@ class KvasirHiCache(HiCacheStorage):
     ) -> dict[str, list[bool]]:
         results: dict[str, list[bool]] = {}
         for one in transfers:
-            pool = self._pools[one.name]
+            pool, keys = self._pools[one.name], one.keys or []
+            indices = self._indices(pool, one)
             # Of other pools only some pages are there: these are no chain.
             chain = extra_info if one.hit_policy == PoolHitPolicy.ALL_PAGES else _NO_CHAIN
-            results[one.name] = self._save(pool, one.keys or [], self._indices(pool, one), chain)
+            results[one.name] = [False] * len(keys) if indices is None else self._save(pool, keys, indices, chain)
         return results
 
     @staticmethod
-    def _indices(pool: _Pool, transfer: PoolTransfer) -> torch.Tensor:
+    def _indices(pool: _Pool, transfer: PoolTransfer) -> torch.Tensor | None:
+        """None: they are not those of as many pages."""
         indices, wanted = transfer.host_indices, len(transfer.keys or ()) * pool.page_size
-        if indices is None or indices.numel() != wanted:
-            raise ValueError(f"{pool.name}: {0 if indices is None else indices.numel()} indices for {wanted} tokens")
-        return indices
+        if wanted and (indices is None or indices.numel() != wanted):
+            _log.error("%s: %d indices for %d tokens", pool.name, 0 if indices is None else indices.numel(), wanted)
+            return None
+        return torch.empty(0, dtype=torch.int64) if indices is None else indices
 
     # Single pages with copies of their own: `interface_v1` says that they are not used.
 
     def exists(self, key: str) -> bool:
-        return self._found([key], []) == 1
+        return self._found([key], None, may_fetch=False) == 1
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
-        raise NotImplementedError('"interface_v1": 1')
+        raise NotImplementedError(_WHOLE_PAGES)
 
     def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[torch.Tensor | None]:
-        raise NotImplementedError('"interface_v1": 1')
+        raise NotImplementedError(_WHOLE_PAGES)
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        raise NotImplementedError('"interface_v1": 1')
+        raise NotImplementedError(_WHOLE_PAGES)
 
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
-        raise NotImplementedError('"interface_v1": 1')
-
-    # The rest.
+        raise NotImplementedError(_WHOLE_PAGES)
 
     def clear(self) -> None:
         """Makes all that was stored unreachable for this process. One that starts later loads the weights of its files, and finds
-        the pages that were made with those."""
-        with self._lock:
-            self._epoch = os.urandom(16)
+        the pages that were made with those. Until it is started again, this server shares no pages with others."""
+        _begin_epoch()
 
     def get_stats(self) -> Any:
         with self._lock:
@@ -277,26 +285,31 @@ class KvasirHiCache(HiCacheStorage):
         return self._pools[PoolName.KV]
 
     def _names(self, pool: _Pool, keys: Sequence[str]) -> bytes:
-        return identity.identities(pool.key, identity.salted(self._epoch, [_hash(key) for key in keys]))
+        version = _weight_version()
+        if version != self._weight_version:
+            # SGLang empties its own tiers when weights are changed, and not this one.
+            self._weight_version = version
+            _begin_epoch()
+        return identity.identities(pool.key, identity.salted(_epoch, [_hash(key) for key in keys]))
 
     def _are_there(self, pool: _Pool, keys: Sequence[str]) -> list[bool]:
-        if not pool.tensors:
+        if not pool.has_memory:
             return [True] * len(keys)
         names = self._names(pool, keys)
         return [self._opened.match(name) == 1 for name in _each(names)]
 
-    def _found(self, keys: Sequence[str], prefix: Sequence[str]) -> int:
-        """How many pages of the anchor are here, from the first on, after other nodes were asked for what is not."""
+    def _found(self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None, may_fetch: bool) -> int:
+        """How many pages of the first pool are here, from the first on. `may_fetch`: other nodes are asked for what is not."""
         pool = self._kv
-        if not pool.tensors:
+        if not pool.has_memory:
             return len(keys)
         names = self._names(pool, keys)
         found = self._opened.match(names)
-        if found == len(keys) or not self._settings.is_fetching:
+        if found == len(keys) or not (may_fetch and self._settings.is_fetching):
             return found
+        prefix = (extra_info.prefix_keys if extra_info is not None else None) or []
         chain, held = self._names(pool, prefix) + names, len(prefix)
-        # Within the tiers' deadlines.
-        completion = self._finish(lambda number: self._opened.fetch(number, chain, held, _PATIENCE))
+        completion = self._finish(lambda number: self._opened.fetch(number, chain, held, _DEADLINE))
         return max(completion.blocks - held, found)
 
     def _load(self, pool: _Pool, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
@@ -312,8 +325,8 @@ class KvasirHiCache(HiCacheStorage):
             pass
         elif prefix is not None:
             chain = (len(prefix), self._names(pool, prefix[-1:]) or None)
-        elif not self._is_told:
-            self._is_told = True
+        elif not self._has_warned:
+            self._has_warned = True
             lost = ", and other nodes do not find them" if self._settings.is_fetching else ""
             _log.warning('Without "hicache_storage_pass_prefix_keys": true pages are evicted one by one%s', lost)
         saved = self._move(Operation.SAVE, pool, keys, host_indices, chain)
@@ -328,10 +341,10 @@ class KvasirHiCache(HiCacheStorage):
         chain: tuple[int, bytes | None] | None,
     ) -> int:
         """How many pages were loaded from the first on, or are in the store now."""
-        if not pool.tensors or not keys:
+        if not pool.has_memory or not keys:
             return len(keys)
         names, blocks, started = self._names(pool, keys), pool.blocks(host_indices), time.monotonic()
-        deadline = _PATIENCE if operation == Operation.LOAD else 0.0
+        deadline = _DEADLINE if operation == Operation.LOAD else 0.0
         with self._alone(names):
             completion = self._finish(
                 lambda number: self._opened.submit(number, operation, pool.tensors, names, blocks, 0, chain, deadline)
@@ -357,6 +370,8 @@ class KvasirHiCache(HiCacheStorage):
         """Submits a transfer and waits for its end, however long that takes: the library works on the pages until then."""
         future: Future[Completion] = Future()
         with self._lock:
+            if self._end is not None:
+                raise self._end
             self._numbers += 1
             number = self._numbers
             self._waiting[number] = future
@@ -365,7 +380,7 @@ class KvasirHiCache(HiCacheStorage):
                 time.sleep(0.001)
         except BaseException:
             with self._lock:
-                del self._waiting[number]
+                self._waiting.pop(number, None)
             raise
         completion = future.result()
         if completion.failure:
@@ -374,20 +389,22 @@ class KvasirHiCache(HiCacheStorage):
 
     def _dispatch(self, store: Store) -> None:
         """Tells who waits. Ends when the store is closed, which waits for all transfers that have begun."""
-        gone = StoreError("poll", -1, "the store is closed")
+        end: Exception = StoreError("poll", -1, "the store is closed")
         try:
             while True:
                 for completion in store.poll(timeout_ms=-1):
                     with self._lock:
-                        future = self._waiting.pop(completion.user)
-                    future.set_result(completion)
-        except StoreError as problem:
-            gone = problem
+                        future = self._waiting.pop(completion.user, None)
+                    if future is not None:
+                        future.set_result(completion)
+        except Exception as problem:
+            end = problem
         finally:
             with self._lock:
+                self._end = end
                 left, self._waiting = self._waiting, {}
             for future in left.values():
-                future.set_exception(gone)
+                future.set_exception(end)
 
     def _count(self, operation: Operation, pages: int, size: int, seconds: float) -> None:
         if not self._config.enable_storage_metrics or not pages:
@@ -421,6 +438,25 @@ def _planes(name: str, pool: Any, page_size: int, pages: int) -> list[Plane]:
     return planes
 
 
+def _begin_epoch() -> None:
+    global _epoch
+    _epoch = os.urandom(16)
+
+
+def _weight_version() -> object:
+    """SGLang's word for the weights that a server has now."""
+    from sglang.srt.runtime_context import get_serving
+
+    return getattr(get_serving(), "weight_version", None)
+
+
+def _is_adapted() -> bool:
+    from sglang.srt.runtime_context import get_server_args
+
+    arguments = get_server_args()
+    return bool(getattr(arguments, "enable_lora", False) or getattr(arguments, "lora_paths", None))
+
+
 def _engine_facts(settings: Settings) -> dict[str, object]:
     """What decides a page's bytes, beside tokens and the pool: model, weights, and how they are computed with."""
     from sglang.srt.runtime_context import get_server_args
@@ -428,21 +464,24 @@ def _engine_facts(settings: Settings) -> dict[str, object]:
 
     arguments = get_server_args()
     names = (
-        "model_path revision load_format quantization dtype kv_cache_dtype json_model_override_args attention_backend model_impl "
-        "quantization_param_path speculative_algorithm speculative_draft_model_path speculative_draft_model_revision"
+        "load_format quantization dtype kv_cache_dtype json_model_override_args attention_backend model_impl model_loader_extra_config "
+        "modelopt_quant quantize_and_serve modelopt_checkpoint_restore_path rl_quant_profile speculative_algorithm "
+        "speculative_draft_model_quantization"
     ).split()
     said = {name: str(getattr(arguments, name, None)) for name in names}
     if said["load_format"] == "dummy":
         said["random_seed"] = str(arguments.random_seed)
-    places = [(said["model_path"], said["revision"])]
-    if said["speculative_draft_model_path"] != "None":
-        places.append((said["speculative_draft_model_path"], said["speculative_draft_model_revision"]))
+    scales, draft = getattr(arguments, "quantization_param_path", None), getattr(arguments, "speculative_draft_model_path", None)
+    if scales is not None:
+        said["scales"] = hashlib.sha256(Path(scales).read_bytes()).hexdigest()
+    places = [(str(arguments.model_path), getattr(arguments, "revision", None))]
+    if draft is not None:
+        places.append((str(draft), getattr(arguments, "speculative_draft_model_revision", None)))
     folder = getattr(arguments, "download_dir", None)
-    weights = [_weights(place, None if revision == "None" else revision, folder, settings) for place, revision in places]
-    if settings.is_fetching:
-        # Machines may have the same weights in other places.
-        said = {name: value for name, value in said.items() if not name.endswith(("path", "revision"))}
-    return {"sglang": __version__, "namespace": settings.namespace, "arguments": said, "weights": weights}
+    weights = [_weights(place, revision, folder, settings) for place, revision in places]
+    # Machines may have the same weights in other places.
+    named = [] if settings.is_fetching else places
+    return {"sglang": __version__, "namespace": settings.namespace, "arguments": said, "places": named, "weights": weights}
 
 
 def _weights(place: str, revision: str | None, folder: str | None, settings: Settings) -> object:
@@ -466,13 +505,6 @@ def _hash(key: str) -> bytes:
     return name if len(name) == 32 else hashlib.sha256(key.encode()).digest()
 
 
-def _prefix(extra_info: HiCacheStorageExtraInfo | None) -> Sequence[str]:
-    return (extra_info.prefix_keys if extra_info is not None else None) or []
-
-
 def _each(names: bytes) -> Iterator[bytes]:
     return (names[at : at + IDENTITY_BYTES] for at in range(0, len(names), IDENTITY_BYTES))
 
-
-def _leading(are_there: Sequence[bool]) -> int:
-    return next((at for at, is_there in enumerate(are_there) if not is_there), len(are_there))

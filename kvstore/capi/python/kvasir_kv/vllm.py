@@ -245,7 +245,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     def get_kv_connector_stats(self) -> KvasirStats | None:
         if self._scheduler is not None:
             # The engine asks for these whenever the result of a step has come.
-            self._scheduler.step_over()
+            self._scheduler.step_finished()
             stats = KvasirStats.of(self._scheduler.take_counters())
         else:
             stats = KvasirStats.of(self._working.take_counters())

@@ -6,7 +6,7 @@
 //! not what had been stored ends the prefix, and blocks beyond the prefix may hold anything.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_gpu::{Pair, Sums};
 use dataplane_memory::SlotRef;
@@ -16,7 +16,7 @@ use kvstore_store::{HostBlock, Moved, Onboard, Throttled};
 use super::Places;
 use super::lane::Lane;
 use super::launch::{SUMS, launch};
-use crate::backend::{Backend, Loaded};
+use crate::backend::{Backend, LoadReport, Loaded};
 use crate::format::HEAD_BYTES_MIN;
 use crate::status::{Failure, Status};
 use crate::store::{QUEUE_PAUSE, READ_MAX};
@@ -65,8 +65,13 @@ impl Lane {
         // The store has measured the copies out of host memory itself.
         if let Some(blocks) = loaded.as_ref().ok().filter(|_| counts.asked_of_disk > 0) {
             counts.blocks = *blocks;
-            let is_late = *blocks < what.identities.len() && Instant::now() >= what.deadline;
-            self.store.observe_load(counts, started.elapsed(), is_late);
+            self.store.observe_load(&LoadReport {
+                loaded: counts,
+                wanted: what.identities.len(),
+                started,
+                reading: Duration::ZERO,
+                deadline: what.deadline,
+            });
         }
         // Those behind the end of the prefix: their slots are the store's until it reports.
         while let Some(round) = rounds.under_way.pop_front() {
@@ -141,8 +146,9 @@ impl Lane {
         let mut held = self.store.hold_present(&identities[..near], is_right);
         if held.is_empty() && !is_ahead {
             held = self.store.hold_prefix(identities, is_right, what.deadline, counts)?;
-            if held.is_empty() && self.store.is_there(&identities[0]) {
-                // One that is damaged where its head is: whoever saves it again must not hear that it is there.
+            if held.is_empty() && Instant::now() < what.deadline && self.store.is_there(&identities[0]) {
+                // Before the deadline, an empty prefix of a block that is there means that its head is damaged: whoever saves
+                // it again must not hear that it is there. After it the disk was late.
                 let _unless_stopped = self.store.throw_away(&identities[0]);
             }
         }

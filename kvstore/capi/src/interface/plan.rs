@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_store::{Plan, Prompt as Planned};
+use kvstore_store::{Plan, Prompt as StorePrompt};
 
 use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
 use super::paged::{FETCH, LOAD};
@@ -21,39 +21,39 @@ const TOKENS_MAX: u64 = 1 << 31;
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Prompt {
-    /// Of this structure.
+    /// The structure's size in the caller's header.
     pub bytes: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// Its whole blocks behind those that the engine has.
     pub identities: *const Identity,
-    /// How many.
+    /// Number of identities.
     pub count: usize,
     /// Blocks before them, which the engine has.
     pub held: u64,
-    /// Its tokens.
+    /// Tokens of the prompt.
     pub tokens: u64,
     /// Prompt tokens that the engine computes before.
     pub queued_tokens: u64,
     /// 1: a fetch may be the answer.
     pub may_fetch: u32,
-    /// Zero.
+    /// Must be zero.
     pub reserved: u32,
 }
 
-/// What is best done with it, `kvasir_kv_plan` in C.
+/// The plan for a prompt, `kvasir_kv_plan` in C.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
+pub struct PromptPlan {
     /// 0 compute, 6 load, 9 fetch.
     pub operation: u32,
-    /// How long that may take.
+    /// Longest time of that transfer, in microseconds.
     pub deadline_us: u32,
     /// For a load, how many blocks.
     pub blocks: u64,
 }
 
-/// What is left until then, which is never nothing: no deadline at all is zero.
+/// Microseconds left until the deadline, at least 1: 0 means no deadline.
 fn microseconds_until(deadline: Instant) -> u32 {
     let left = deadline.saturating_duration_since(Instant::now()).as_micros();
     u32::try_from(left).unwrap_or(u32::MAX).max(1)
@@ -98,13 +98,13 @@ unsafe fn read(prompt: *const Prompt) -> Result<Prompt, Failure> {
 pub unsafe extern "C" fn kvasir_kv_plan_prompt(
     handle: *mut Handle,
     prompt: *const Prompt,
-    plan: *mut Answer,
+    plan: *mut PromptPlan,
 ) -> i32 {
     guarded(|| {
         if plan.is_null() {
             return Err(invalid("the place for the plan is a null pointer"));
         }
-        let nothing = Answer { operation: COMPUTE, deadline_us: 0, blocks: 0 };
+        let nothing = PromptPlan { operation: COMPUTE, deadline_us: 0, blocks: 0 };
         // SAFETY: writable by this function's contract.
         unsafe { tell(plan, nothing) };
         // SAFETY: the caller promised one.
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
         let identities =
             unsafe { elements(prompt.identities, prompt.count, "identities is a null pointer") }?;
         let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
-        let asked = Planned {
+        let asked = StorePrompt {
             chain: &chain,
             device_blocks: prompt.held as usize,
             tokens: prompt.tokens as usize,
@@ -123,11 +123,13 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
         };
         let answer = match opened.backend.store().plan(&asked, prompt.may_fetch == 1) {
             Plan::Recompute => nothing,
-            Plan::Onboard { blocks, deadline } => {
-                Answer { operation: LOAD, deadline_us: microseconds_until(deadline), blocks: blocks as u64 }
-            }
+            Plan::Onboard { blocks, deadline } => PromptPlan {
+                operation: LOAD,
+                deadline_us: microseconds_until(deadline),
+                blocks: blocks as u64,
+            },
             Plan::AskOthers { deadline } => {
-                Answer { operation: FETCH, deadline_us: microseconds_until(deadline), blocks: 0 }
+                PromptPlan { operation: FETCH, deadline_us: microseconds_until(deadline), blocks: 0 }
             }
         };
         // SAFETY: as above.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Folder, PATIENCE, opened, wait_until_written, with_slab};
 use crate::backend::{
-    Backend, BackendError, ChainPlace, GetOutcome, Identity, Loaded, PutOutcome, Statistics,
+    Backend, BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
 };
 use crate::buffers::{Destination, Source};
 use crate::config::QueueSettings;
@@ -150,7 +150,7 @@ impl Backend for Gate {
         Ok(loaded)
     }
 
-    fn observe_load(&self, _: Loaded, _: Duration, _: bool) {}
+    fn observe_load(&self, _: &LoadReport) {}
 
     fn payload_bytes_max(&self) -> usize {
         usize::MAX

@@ -11,7 +11,7 @@ use kvstore_io::{Buffer, Completion, Full, Geometry, IoEngine, IoError, Operatio
 use kvstore_store::{Plan, Prompt};
 
 use super::{Folder, identity, put, wait_until_written, with_slab_over};
-use crate::backend::{Backend, Loaded, PutOutcome};
+use crate::backend::{Backend, LoadReport, Loaded, PutOutcome};
 use crate::buffers::{Buffer as Memory, Destination, Ranges};
 use crate::compose;
 use crate::config::Settings;
@@ -120,7 +120,8 @@ fn load(store: &StoreBackend, numbers: &[u32], patience: Duration) -> Loaded {
     let names: Vec<_> = numbers.iter().copied().map(identity).collect();
     let loaded = store.get_prefix(&names, &mut places, deadline).expect("the store runs");
     drop(places);
-    store.observe_load(loaded, started.elapsed(), loaded.blocks < names.len() && Instant::now() >= deadline);
+    let reading = started.elapsed();
+    store.observe_load(&LoadReport { loaded, wanted: names.len(), started, reading, deadline });
     for (number, bytes) in numbers.iter().zip(memory).take(loaded.blocks) {
         assert!(bytes == payload(*number), "block {number}");
     }

@@ -384,9 +384,9 @@ class Sides(unittest.TestCase):
         # The second step is begun before the first is over.
         scheduler.next_step({"one": 4 * TOKENS, "two": TOKENS - 1}, blocks_of)
         time.sleep(0.03)
-        scheduler.step_over()
+        scheduler.step_finished()
         time.sleep(0.01)
-        scheduler.step_over()
+        scheduler.step_finished()
         first, second = scheduler.next_step({}, blocks_of).prefills
         # Two prompts of 32 and 48 tokens have (32² + 48²) / 2 pairs, fewer than one of 80 has.
         self.assertEqual((first.tokens, first.context), (5 * TOKENS, 0))
@@ -394,11 +394,16 @@ class Sides(unittest.TestCase):
         self.assertAlmostEqual(second.tokens * (second.context + second.tokens / 2), pairs, delta=second.tokens)
         self.assertTrue(0.03 <= first.seconds and 0.01 <= second.seconds < first.seconds, (first, second))
         self.assertEqual(scheduler.next_step({}, blocks_of).prefills, [])
+        # Nothing of a request that was preempted is computed before itself.
+        two.num_computed_tokens, two.num_preemptions = 0, 1
+        scheduler._uncomputed_tokens["two"] = TOKENS
+        scheduler.matched_tokens(two, 0)
+        self.assertEqual(asked[-1].queued_tokens, 0)
         # A step that computes nothing of a prompt says nothing.
         one.num_computed_tokens = two.num_computed_tokens = 10 * TOKENS
         scheduler.next_step({"one": 1, "two": 1}, blocks_of)
         for _ in range(4):
-            scheduler.step_over()
+            scheduler.step_finished()
         self.assertEqual(scheduler.next_step({}, blocks_of).prefills, [])
 
     def test_what_is_faster_computed_is_not_loaded(self) -> None:

@@ -148,11 +148,14 @@ impl Loads {
         let is_late = load.is_late
             && (load.disk_bytes > 0 || states.iter().any(|state| matches!(state, State::Coming)));
         let verified = states.iter().take_while(|state| matches!(state, State::Done(_))).count();
-        // Whoever holds blocks asks for each of them by itself, and measures the whole.
+        // A hold asks for one block of many; its caller measures the whole load (`Store::observe_load`).
         if !matches!(destination, Destination::Held(_)) {
             let (disk_bytes, host_bytes, copying) = (load.disk_bytes, load.host_bytes, load.copying);
             let elapsed = load.started.elapsed();
-            tiers.shared.observe_load(&LoadTimes { elapsed, disk_bytes, host_bytes, copying, is_late });
+            let coming = states.iter().filter(|state| matches!(state, State::Coming)).count();
+            let disk_wanted_bytes = disk_bytes + (coming * tiers.shared.config.block_bytes) as u64;
+            let times = LoadTimes { elapsed, disk_bytes, disk_wanted_bytes, host_bytes, copying, is_late };
+            tiers.shared.observe_load(&times);
         }
         if !matches!(destination, Destination::Host) {
             StoreCounters::add(&tiers.shared.counters.onboarded, verified);
