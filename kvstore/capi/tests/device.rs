@@ -177,6 +177,14 @@ fn more_than_host_memory_holds_comes_back_from_the_disk() {
     assert_eq!(rig.load(to, &names, &blocks), (0, 100));
     blocks.iter().for_each(|block| target.put(*block, &source.payload(*block)));
     assert!(target.read() == target.bytes && rig.statistics().disk_read > 70);
+    // Host memory has few blocks: with hardly any time those from the disk are misses, and stay there.
+    let (before, started) = (rig.statistics(), Instant::now());
+    rig.submit_within(6, 4, to, &names, &blocks, std::ptr::null_mut(), 1);
+    let end = rig.poll(Duration::from_secs(30));
+    assert!(end.status == 1 && end.payload_bytes < 30, "{end:?}");
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(rig.statistics().damaged, before.damaged);
+    assert_eq!(rig.load(to, &names, &blocks), (0, 100));
     drop(rig);
     let _left = std::fs::remove_dir_all(&folder);
 }

@@ -297,6 +297,19 @@ static void submitted(kvasir_kv *kv) {
     fetch.held = 0;
     fetch.position = 1;
     CHECK(kvasir_kv_submit_transfer(kv, &fetch) == KVASIR_KV_INVALID_ARGUMENT);
+    fetch.position = 0;
+    fetch.tensors = 1;
+    CHECK(kvasir_kv_submit_transfer(kv, &fetch) == KVASIR_KV_INVALID_ARGUMENT);
+    fetch.tensors = 0;
+    fetch.operation = KVASIR_KV_LOAD;
+    fetch.held = 1;
+    CHECK(kvasir_kv_submit_transfer(kv, &fetch) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_last_error(last, sizeof last) < sizeof last && strstr(last, "held is not 0") != NULL);
+    fetch.operation = KVASIR_KV_SAVE;
+    fetch.held = 0;
+    fetch.deadline_us = 1;
+    CHECK(kvasir_kv_submit_transfer(kv, &fetch) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_last_error(last, sizeof last) < sizeof last && strstr(last, "deadline_us") != NULL);
     kvasir_kv_prompt prompt;
     memset(&prompt, 0, sizeof prompt);
     prompt.bytes = sizeof prompt;
@@ -315,6 +328,9 @@ static void submitted(kvasir_kv *kv) {
     prompt.bytes = 8;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
     prompt.bytes = sizeof prompt;
+    prompt.may_fetch = 2;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    prompt.may_fetch = 0;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, NULL) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_plan_prompt(kv, NULL, &plan) == KVASIR_KV_INVALID_ARGUMENT);
     /* An engine that computes a million tokens in a microsecond needs nothing of what is stored. */

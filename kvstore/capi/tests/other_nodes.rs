@@ -253,6 +253,24 @@ fn objects_are_shared_as_pools_are() {
 }
 
 #[test]
+fn a_fetch_ends_at_its_deadline() {
+    let random = &mut Random(seed(2009));
+    // A node that is connected to, and never says anything.
+    let silent = std::net::TcpListener::bind(loopback(0)).expect("binds");
+    let address = silent.local_addr().expect("bound");
+    let far = format!("[remote_tier]\nnodes = [\"n0=tcp:{address}\"]\ndeadline = \"30s\"\n");
+    let (rig, _engine, _) = store(&far, random);
+    let (names, _) = chain(1, 8);
+    for _ in 0..3 {
+        let started = Instant::now();
+        submit_fetch_within(&rig, 9, &names, 0, Duration::from_millis(50));
+        let end = rig.poll(Duration::from_secs(20));
+        assert_eq!((end.user, end.status, end.payload_bytes), (9, 0, 0));
+        assert!(started.elapsed() < Duration::from_millis(900), "{:?}", started.elapsed());
+    }
+}
+
+#[test]
 fn a_store_without_other_tiers_answers_a_fetch_at_once() {
     let random = &mut Random(seed(2004));
     let (one, _engine, tensors) = store("", random);

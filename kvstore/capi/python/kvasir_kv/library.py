@@ -22,8 +22,9 @@ _LIBRARY_NAME = "libkvasir_kv.so.0"
 
 
 class Status(IntEnum):
-    """The outcomes of `kvasir_kv_status`, and the failure that the package itself raises as a `StoreError`."""
+    """The outcomes of `kvasir_kv_status`, and the failures that the package itself raises as a `StoreError`."""
 
+    INVALID_HANDLE = -2
     INVALID_ARGUMENT = -1
 
     OK = 0

@@ -37,7 +37,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from . import identity
-from .library import IDENTITY_BYTES, Completion, Library, Memory, Operation, Plane, Store, StoreError
+from .library import IDENTITY_BYTES, Completion, Library, Memory, Operation, Plane, Status, Store, StoreError
 from .settings import Settings, SettingsError
 
 _log = logging.getLogger("sglang.kvasir_kv")
@@ -171,8 +171,10 @@ class KvasirHiCache(HiCacheStorage):
 
     @property
     def _opened(self) -> Store:
-        assert self._store is not None, "on_host_pools_registered was not called"
-        return self._store
+        store = self._store
+        if store is None:
+            raise StoreError("find", Status.INVALID_HANDLE, "the store is closed, or no pools were registered")
+        return store
 
     # The interface of pages of one pool.
 
@@ -389,7 +391,7 @@ class KvasirHiCache(HiCacheStorage):
 
     def _dispatch(self, store: Store) -> None:
         """Tells who waits. Ends when the store is closed, which waits for all transfers that have begun."""
-        end: Exception = StoreError("poll", -1, "the store is closed")
+        end: Exception = StoreError("poll", Status.INVALID_HANDLE, "the store is closed")
         try:
             while True:
                 for completion in store.poll(timeout_ms=-1):

@@ -173,12 +173,26 @@ impl Rig {
         blocks: &[u64],
         event: *mut c_void,
     ) {
+        self.submit_within(operation, user, tensors, names, blocks, event, 0);
+    }
+
+    /// The same; a load may take no longer than `deadline_us`, if that is not zero.
+    #[expect(clippy::too_many_arguments, reason = "the fields of a transfer")]
+    pub(crate) fn submit_within(
+        &self,
+        operation: u32,
+        user: u64,
+        tensors: u64,
+        names: &[Identity],
+        blocks: &[u64],
+        event: *mut c_void,
+        deadline_us: u32,
+    ) {
         assert_eq!(names.len(), blocks.len());
         let (identities, count) = (names.as_ptr(), names.len());
         let blocks = blocks.as_ptr();
         let (bytes, is_chain) = (size_of::<Transfer>() as u32, u32::from(operation == 5));
         let (parent, position) = (std::ptr::null(), 0);
-        let deadline_us = 0;
         let transfer = Transfer {
             user,
             operation,
