@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Catalog, Lease};
 use kvstore_plan::{Priority, Tier};
 
 use super::{FarLinks, Outgoing, Portion};
@@ -23,11 +24,20 @@ const ATTEMPTS_MAX: u8 = 4;
 /// Blocks whose refusals are counted.
 const REFUSALS_MAX: usize = 4096;
 
-/// Blocks that a tier is to be offered, in the order in which they came into host memory. Names only: nothing is held for them,
-/// and one that host memory has lost by its turn is passed over.
+/// The part of host memory that all backlogs together hold, as a divisor.
+const HELD_SHARE: usize = 8;
+/// Blocks whose group is remembered after they were offered.
+const GROUPS_MAX: usize = 4096;
+
+/// Blocks that a tier is to be offered, in the order in which they came into host memory. The next ones are held there: new blocks are
+/// the first to be evicted from a full tier. The others are names only, and one that host memory has lost by its turn is passed over; so
+/// are all of them while the tier is out of reach.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    waiting: VecDeque<BlockIdentity>,
+    waiting: VecDeque<(BlockIdentity, Option<Lease>)>,
+    /// How many of the waiting, from the first on, have been held, or have gone.
+    held: usize,
+    groups: Groups,
     orphans: Orphans,
     /// Nothing is offered before: the tier could not take a block, or its bandwidth is used up.
     paused_until: Option<Instant>,
@@ -35,6 +45,28 @@ pub(super) struct Backlog {
     failures: u32,
     /// How often blocks were refused by a node that was full.
     refusals: HashMap<BlockIdentity, u8>,
+}
+
+/// The first block of the group of each block that was offered lately. Those of a group are offered one by one, and the first may have
+/// left host memory by the turn of the last.
+#[derive(Debug, Default)]
+struct Groups {
+    first: HashMap<BlockIdentity, BlockIdentity>,
+    order: VecDeque<BlockIdentity>,
+}
+
+impl Groups {
+    fn remember(&mut self, identity: BlockIdentity, first: BlockIdentity) {
+        if self.first.insert(identity, first).is_some() {
+            return;
+        }
+        self.order.push_back(identity);
+        if self.order.len() > GROUPS_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.first.remove(&oldest);
+        }
+    }
 }
 
 /// Blocks whose group or run begins with a block that host memory has not, by that block: several threads save a chain, and its
@@ -82,8 +114,30 @@ impl Backlog {
     fn push(&mut self, identity: BlockIdentity, blocks_max: usize) {
         if self.waiting.len() >= blocks_max.max(1) {
             self.waiting.pop_front();
+            self.held = self.held.saturating_sub(1);
         }
-        self.waiting.push_back(identity);
+        self.waiting.push_back((identity, None));
+    }
+
+    /// Holds the next blocks, so many of them, while the tier is within reach.
+    fn hold(&mut self, catalog: &Catalog, blocks_max: usize) {
+        let is_reached = self.failures == 0;
+        let end = self.waiting.len().min(if is_reached { blocks_max } else { 0 });
+        for (identity, lease) in self.waiting.iter_mut().take(end).skip(self.held) {
+            *lease = catalog.pin(HOST, identity);
+        }
+        self.held = self.held.max(end);
+    }
+
+    fn let_go(&mut self) {
+        self.waiting.iter_mut().take(self.held).for_each(|(_, lease)| *lease = None);
+        self.held = 0;
+    }
+
+    /// A block that has no turn yet comes first again.
+    fn put_back(&mut self, identity: BlockIdentity, lease: Option<Lease>) {
+        self.waiting.push_front((identity, lease));
+        self.held += 1;
     }
 
     /// When what waits is to be offered again, if nothing else tells.
@@ -92,11 +146,12 @@ impl Backlog {
     }
 
     /// The next block, if there is one and the tier is not left alone.
-    fn next(&mut self, now: Instant) -> Option<BlockIdentity> {
+    fn next(&mut self, now: Instant) -> Option<(BlockIdentity, Option<Lease>)> {
         if self.paused_until.is_some_and(|until| now < until) {
             return None;
         }
         self.paused_until = None;
+        self.held = self.held.saturating_sub(1);
         self.waiting.pop_front()
     }
 
@@ -115,6 +170,7 @@ impl Backlog {
         let pause = PAUSE_FIRST.saturating_mul(1 << self.failures.min(16)).min(PAUSE_MAX);
         self.failures = self.failures.saturating_add(1);
         self.paused_until = Some(now + pause);
+        self.let_go();
     }
 }
 
@@ -127,7 +183,16 @@ impl FarLinks {
     /// The same for the tiers that are asked first, so many of them.
     pub(super) fn offer_to_first(&mut self, count: usize, identity: BlockIdentity, tiers: &Tiers) {
         let count = count.min(self.backlogs.len());
-        self.backlogs[..count].iter_mut().for_each(|backlog| backlog.offer(identity, tiers.host_slots()));
+        let held_max = self.held_max(tiers);
+        for backlog in &mut self.backlogs[..count] {
+            backlog.offer(identity, tiers.host_slots());
+            backlog.hold(&tiers.shared.catalog, held_max);
+        }
+    }
+
+    /// Blocks that the backlog of each tier may hold.
+    fn held_max(&self, tiers: &Tiers) -> usize {
+        tiers.host_slots() / HELD_SHARE / self.backlogs.len().max(1)
     }
 
     /// A block has come back from the disk: those that waited for it are offered now.
@@ -164,14 +229,15 @@ impl FarLinks {
 
     /// Offers what waits, as far as the tiers take it; false when nothing changed.
     pub(crate) fn advance_offers(&mut self, now: Instant, tiers: &mut Tiers) -> bool {
-        let mut has_offered = false;
+        let (mut has_offered, held_max) = (false, self.held_max(tiers));
         for (link, backlog) in self.links.iter_mut().zip(&mut self.backlogs) {
             for _ in 0..OFFERS_PER_ROUND {
                 if !link.has_room(0) {
                     break;
                 }
-                let Some(identity) = backlog.next(now) else { break };
-                let (blocks, head) = match portion_from(identity, link.portion(), tiers) {
+                let Some((identity, lease)) = backlog.next(now) else { break };
+                backlog.hold(&tiers.shared.catalog, held_max);
+                let (blocks, head) = match portion_from(identity, link.portion(), &backlog.groups, tiers) {
                     Found::Portion(blocks, head) => (blocks, head),
                     Found::Missing(missing) => {
                         backlog.orphans.push(identity, missing);
@@ -185,20 +251,21 @@ impl FarLinks {
                 };
                 let bytes = blocks.iter().map(|block| block.block.len() as u64).sum();
                 if !link.has_room(bytes) {
-                    backlog.waiting.push_front(identity);
+                    backlog.put_back(identity, lease);
                     break;
                 }
                 if let Err(wait) = tiers.bandwidth.admit(link.tier(), Priority::Offload, bytes) {
-                    backlog.waiting.push_front(identity);
+                    backlog.put_back(identity, lease);
                     backlog.paused_until = Some(now + wait);
                     break;
                 }
                 if !link.offer(blocks, head) {
                     // The tier's thread takes no commands now; nothing tells when it does.
-                    backlog.waiting.push_front(identity);
+                    backlog.put_back(identity, lease);
                     backlog.failed(now);
                     break;
                 }
+                backlog.groups.remember(identity, head);
                 has_offered = true;
             }
         }
@@ -217,7 +284,7 @@ enum Found {
 }
 
 /// The portion of a tier that this block is the last one of.
-fn portion_from(identity: BlockIdentity, portion: Portion, tiers: &Tiers) -> Found {
+fn portion_from(identity: BlockIdentity, portion: Portion, groups: &Groups, tiers: &Tiers) -> Found {
     let Some(last) = outgoing(identity, tiers) else { return Found::Nothing };
     let position = last.description.position;
     let (steps, is_run) = match portion {
@@ -231,6 +298,10 @@ fn portion_from(identity: BlockIdentity, portion: Portion, tiers: &Tiers) -> Fou
     for _ in 0..steps {
         // A block without a parent that is not the first of its chain has no group.
         let Some(wanted) = parent else { return Found::Nothing };
+        if let Some(first) = groups.first.get(&wanted).filter(|_| !is_run) {
+            head = *first;
+            break;
+        }
         let Some(before) = outgoing(wanted, tiers) else { return Found::Missing(wanted) };
         (head, parent) = (before.identity, before.description.parent);
         if is_run {

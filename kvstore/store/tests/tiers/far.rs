@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, unbounded};
@@ -252,6 +252,7 @@ fn a_chain_that_began_on_another_node_is_persisted_with_its_new_blocks() {
 /// A tier that takes blocks and has none; it tells what it is offered, and under which head.
 struct Taker {
     portion: Portion,
+    has_room: Arc<AtomicBool>,
     offered: Sender<(BlockIdentity, Vec<BlockIdentity>)>,
 }
 
@@ -279,7 +280,7 @@ impl FarTier for Taker {
     }
 
     fn has_room(&self, _bytes: u64) -> bool {
-        true
+        self.has_room.load(Ordering::Relaxed)
     }
 
     fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool {
@@ -287,6 +288,48 @@ impl FarTier for Taker {
         let _over = self.offered.send((head, blocks));
         true
     }
+}
+
+fn free() -> Arc<AtomicBool> {
+    Arc::new(AtomicBool::new(true))
+}
+
+/// New blocks are the first that leave a full S3-FIFO tier. Those that are offered next are held meanwhile, and a group goes on after
+/// its first block has left.
+#[test]
+fn blocks_that_wait_to_be_sent_are_not_evicted_before() {
+    let host = HostTier { slots: 40, pages: PageSize::Standard, eviction: PolicyKind::S3Fifo };
+    let has_room = Arc::new(AtomicBool::new(true));
+    let (offered, is_offered) = unbounded();
+    let room = Arc::clone(&has_room);
+    let links = |_| -> Vec<Box<dyn FarTier>> {
+        vec![Box::new(Taker { portion: Portion::Single { group: 32 }, has_room: room, offered })]
+    };
+    let mut rig = beside(None, StoreConfig::new(BLOCK, TOKENS), host, links);
+    // Used again and again: new blocks have a tenth of the tier.
+    let old = chain(1, 40);
+    for position in 0..40 {
+        rig.offload(&old, position);
+        (0..3).for_each(|_| assert_eq!(rig.onboard(&old[..=position], PATIENCE), position + 1));
+    }
+    let sent = is_offered.try_iter().count();
+    assert_eq!(sent, 40);
+    let new = chain(2, 12);
+    rig.offload(&new, 0);
+    has_room.store(false, Ordering::Relaxed);
+    (1..6).for_each(|position| rig.offload(&new, position));
+    // Of another prompt: these are named, and go.
+    let other = chain(3, 20);
+    (0..20).for_each(|position| rig.offload(&other, position));
+    assert!(new[1..6].iter().all(|identity| rig.store.is_on_host(identity)), "an eighth of the tier is held");
+    assert!(!rig.store.is_on_host(&new[0]), "its first block has been sent, and has left");
+    has_room.store(true, Ordering::Relaxed);
+    rig.offload(&other, 19);
+    rig.offload(&chain(4, 1), 0);
+    let expected: Vec<_> = new[..6].iter().map(|identity| (new[0], vec![*identity])).collect();
+    let all: Vec<_> = is_offered.try_iter().take(6).collect();
+    assert_eq!(all, expected);
+    wait_for(&mut rig, "nothing to be held", |rig| rig.store.leased_slots() == 0);
 }
 
 /// Blocks that came from the disk after a restart, or from a tier further away, are what they were: a group or run that has
@@ -304,9 +347,9 @@ fn blocks_that_came_back_are_offered_on_with_the_new_blocks_of_their_chain() {
     let [(group, in_groups), (run, in_runs)] = [unbounded(), unbounded()];
     let links = |inbox: FarInbox| -> Vec<Box<dyn FarTier>> {
         vec![
-            Box::new(Taker { portion: Portion::Single { group: 32 }, offered: group }),
+            Box::new(Taker { portion: Portion::Single { group: 32 }, has_room: free(), offered: group }),
             Box::new(Elsewhere { inbox, asked: Arc::default() }),
-            Box::new(Taker { portion: Portion::Run(8), offered: run }),
+            Box::new(Taker { portion: Portion::Run(8), has_room: free(), offered: run }),
         ]
     };
     let mut rig = beside(Some(&disk), StoreConfig::new(BLOCK, TOKENS), host, links);
