@@ -54,8 +54,11 @@ unsafe extern "C" fn on_bus_error(
     context: *mut libc::c_void,
 ) {
     let Some(Handlers { before, of_spdk }) = HANDLERS.get() else { return };
-    // SAFETY: the kernel gives a handler with SA_SIGINFO the error's description.
-    let (is_sent, address) = unsafe { ((*info).si_code <= 0, (*info).si_addr() as usize) };
+    // SAFETY: the kernel gives a handler with SA_SIGINFO the error's description, which nobody writes to.
+    let info_of = unsafe { &*info };
+    // SAFETY: a bus error has an address; a signal that was sent has other bytes there, which are not used.
+    let address = unsafe { info_of.si_addr() } as usize;
+    let is_sent = info_of.si_code <= 0;
     if is_sent || LAST.swap(address, Ordering::Relaxed) == address {
         // SAFETY: restores a disposition that the process had; async-signal-safe.
         unsafe { libc::sigaction(signal, &raw const before.0, std::ptr::null_mut()) };

@@ -426,7 +426,7 @@ fn bus_errors_end_the_process_as_before_but_those_of_a_device_that_was_pulled_ou
     let place = behind_the_end();
     match part.as_str() {
         // SAFETY: asks the kernel to deliver a signal.
-        "a signal" => assert_eq!(unsafe { libc::kill(libc::getpid(), libc::SIGBUS) }, 0),
+        "a signal" => assert_eq!(unsafe { libc::kill(std::process::id() as i32, libc::SIGBUS) }, 0),
         "registers" => {
             // SAFETY: the library is loaded already.
             let loaded = unsafe { libloading::Library::new(library) }.expect("the mock loads");
