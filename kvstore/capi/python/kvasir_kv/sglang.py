@@ -209,7 +209,11 @@ class KvasirHiCache(HiCacheStorage):
                 raise ValueError(f"KvasirHiCache: groups of blocks ({transfer.name}) are not supported")
             is_there = self._are_there(self._pools[transfer.name], keys[:found])
             window = len(keys) if transfer.hit_policy == PoolHitPolicy.ALL_PAGES else max(len(transfer.keys or ()), 1)
-            good = {length for length in range(1, found + 1) if all(is_there[max(length - window, 0) : length])}
+            good, run = set[int](), 0
+            for length, is_here in enumerate(is_there, 1):
+                run = run + 1 if is_here else 0
+                if run >= min(window, length):
+                    good.add(length)
             if good:
                 hits[transfer.name] = max(good)
             restorable = [length for length in restorable if length in good]
