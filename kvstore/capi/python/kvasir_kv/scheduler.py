@@ -286,7 +286,6 @@ class Scheduler:
         if begun.tokens >= _PREFILL_TOKENS_MIN:
             self._step.prefills.append(begun.prefill(seconds))
 
-
     def take_report(self, report: Report) -> None:
         """What workers have done; counts when all of them have."""
         self._reports.add(report)
