@@ -159,7 +159,7 @@ pub enum NvmeError {
     },
     /// SPDK's libraries are not there.
     #[error(
-        "SPDK cannot be loaded: {reason}; install its shared libraries, or name them in `spdk.libraries`"
+        "SPDK cannot be loaded: {reason}; install its shared libraries, and name their folder in LD_LIBRARY_PATH if the loader does not know it"
     )]
     Library {
         /// What the loader says.

@@ -112,21 +112,22 @@ fn open(file: &Path) -> Result<Loaded, String> {
     // SAFETY: running the initialisers of SPDK and of what it needs is what the caller wants.
     unsafe { Loaded::open(Some(file), FLAGS) }.map_err(|error| {
         let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-        format!("{}: {cause}", file.display())
+        let name = file.display().to_string();
+        if cause.starts_with(&name) { cause } else { format!("{name}: {cause}") }
     })
 }
 
 /// Loads libraries of one version, in this order; the first version of which all are there. The reason why not, otherwise.
 fn open_set(names: &[&str], versions: &[&str]) -> Result<Vec<Loaded>, String> {
-    let mut reasons = Vec::new();
+    let mut first = None;
     for version in versions {
         let all = names.iter().map(|name| open(Path::new(&format!("{name}{version}"))));
         match all.collect() {
             Ok(loaded) => return Ok(loaded),
-            Err(reason) => reasons.push(reason),
+            Err(reason) => _ = first.get_or_insert(reason),
         }
     }
-    Err(reasons.join("; "))
+    Err(format!("{}; tried {}", first.unwrap_or_default(), versions.join(", ")))
 }
 
 impl Library {
