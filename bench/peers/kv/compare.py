@@ -9,7 +9,8 @@ Sizes are KiB of a block; a transfer moves all blocks of a round at once. GB/s o
 second of processor time of this process, and the rate as a share of the limit, which is measured in turn: one thread's memcpy for memory,
 four threads that read as many bytes past the page cache for the disk. Medians of the rounds. Every block is compared with what was saved
 before it is timed. The pool is a process of its own (`kvasir store`), whose processor time is not counted. LMCache runs as its script says
-(lmcache_side.py).
+(lmcache_side.py); its packages, in a folder, for a Python with torch (--lmcache-python):
+    pip install --target FOLDER --no-deps lmcache==0.5.6 sortedcontainers==2.4.0 aiofile==3.12.3 caio==0.12.10
 """
 
 import argparse
