@@ -101,18 +101,18 @@ pub struct Loaded {
     pub asked_of_disk: usize,
     /// Of those, blocks that came.
     pub from_disk: usize,
-    /// Memory had no room for some block until others let go of theirs: how long that took says nothing of the tiers.
-    pub waited_for_room: bool,
+    /// Time in which memory had no room for some block: it says nothing of the tiers.
+    pub room_wait: Duration,
 }
 
 /// A load that has ended.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadReport {
-    /// Its result.
+    /// Blocks that it read.
     pub loaded: Loaded,
     /// Blocks that it was to read.
     pub wanted: usize,
-    /// Its beginning.
+    /// When its first blocks were asked for.
     pub started: Instant,
     /// Time in which its blocks were read, those of all threads together, without waits behind other transfers.
     pub reading: Duration,

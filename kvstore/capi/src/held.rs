@@ -129,9 +129,12 @@ impl StoreBackend {
             // There is no room for it now. Those behind it may have taken it, here or in other loads, which do the same: so
             // somebody always goes on.
             asked.clear();
-            loaded.waited_for_room = true;
+            let since = Instant::now();
             std::thread::sleep(QUEUE_PAUSE);
             held = self.hold("load", vec![BlockIdentity(*identity)], deadline)?.unwrap_or_default();
+            if held.is_empty() && Instant::now() < deadline {
+                loaded.room_wait += since.elapsed();
+            }
         }
         Ok(held)
     }

@@ -6,9 +6,9 @@
 //! because an engine's loop must not block; `handles` finds the store of a handle; `config` reads a configuration,
 //! `memory` tells what there is for it, and `compose` makes a store; `store` is the product's store as a
 //! [`Backend`], with `held` for blocks that are read, `format` for a block in its slot and `turns` for changes of
-//! one block; `fetch` brings blocks from other nodes; `events` tells what the tiers gain and lose; `device` is the way to tensors in CUDA memory; `handoff` sends blocks of tensors to another process and
-//! receives them; `interface` has the functions that C calls, and
-//! `layout` asserts how what they share with C lies in memory. [`testing`] opens a store over a double of the
+//! one block; `fetch` brings blocks from other nodes; `events` tells what the tiers gain and lose; `device` is the way to tensors in
+//! CUDA memory; `handoff` sends blocks of tensors to another process and receives them; `interface` has the functions that C calls,
+//! with plans, which are the store's own, in its `plan`; and `layout` asserts how what they share with C lies in memory. [`testing`] opens a store over a double of the
 //! driver.
 //!
 //! Invariants: no panic crosses into C (a library that was not built with `panic = "unwind"`, as profile `capi`

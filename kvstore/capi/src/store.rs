@@ -19,7 +19,7 @@ use crate::buffers::{Destination, Source};
 use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, is_block, pack};
 use crate::turns::Turns;
 
-/// What the disk has not given by then is a miss, where the caller has set no deadline.
+/// Wait for the disk where the caller has set no deadline. Blocks that have not come by then are misses.
 pub(crate) const READ_MAX: Duration = Duration::from_secs(10);
 /// Pause before a full queue, or full memory, is tried again.
 pub(crate) const QUEUE_PAUSE: Duration = Duration::from_millis(1);
@@ -241,8 +241,9 @@ impl Backend for StoreBackend {
     }
 
     fn observe_load(&self, report: &LoadReport) {
-        let (loaded, elapsed) = (report.loaded, report.started.elapsed());
-        if loaded.waited_for_room {
+        let loaded = report.loaded;
+        let elapsed = report.started.elapsed().saturating_sub(loaded.room_wait);
+        if loaded.room_wait > elapsed {
             return;
         }
         let bytes = |blocks: usize| blocks as u64 * self.slot_bytes;

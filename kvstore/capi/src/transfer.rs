@@ -169,7 +169,7 @@ impl Transfer {
         progress.loaded.blocks += loaded.blocks;
         progress.loaded.asked_of_disk += loaded.asked_of_disk;
         progress.loaded.from_disk += loaded.from_disk;
-        progress.loaded.waited_for_room |= loaded.waited_for_room;
+        progress.loaded.room_wait += loaded.room_wait;
         progress.reading += reading;
     }
 
@@ -215,7 +215,7 @@ impl Transfer {
         Ok(saved)
     }
 
-    /// What was read of the piece's blocks.
+    /// Reads the piece's blocks; tells which came, and from where.
     ///
     /// # Safety
     /// As for [`Self::carry_out`].

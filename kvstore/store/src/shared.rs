@@ -35,7 +35,7 @@ const WAIT_MAX: Duration = Duration::from_secs(600);
 /// A prompt that is about to be computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Prompt<'a> {
-    /// Its whole blocks behind those that the worker's pool has.
+    /// Whole blocks of the prompt behind those that the worker's pool has.
     pub chain: &'a [BlockIdentity],
     /// Blocks before them, which the worker's pool has.
     pub device_blocks: usize,

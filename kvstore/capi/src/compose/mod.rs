@@ -29,7 +29,8 @@ use crate::store::StoreBackend;
 
 /// What the disk's log is written for: blocks with a head of `format`. Models and layouts are told apart by identities.
 const FINGERPRINT: u64 = u64::from_le_bytes(*b"kvcapi-1");
-/// Blocks have no tokens here; a plan is never asked for.
+/// Tokens of a block, by which the store weighs what an eviction costs: not known here, and equal for all blocks. A plan's caller says
+/// its own.
 const TOKENS: u32 = 1;
 /// The longest single read or write: longer blocks are moved in pieces of this.
 const TRANSFER_BYTES_MAX: usize = 1 << 20;

@@ -74,6 +74,27 @@ pub(super) unsafe fn versioned<T: Copy>(
     Ok(unsafe { read.assume_init() })
 }
 
+/// Checks the places that C gives for an array of answers and for their number, which is 0 from here on. `what` are the answers.
+///
+/// # Safety
+/// `count` must be null or valid for a write.
+pub(super) unsafe fn check_room<T>(
+    to: *const T,
+    capacity: usize,
+    count: *mut usize,
+    what: &str,
+) -> Result<(), Failure> {
+    if count.is_null() {
+        return Err(invalid("the place for the count is a null pointer"));
+    }
+    // SAFETY: writable by this function's contract.
+    unsafe { tell(count, 0) };
+    if to.is_null() || !to.is_aligned() || capacity == 0 {
+        return Err(invalid(&format!("no room for {what}")));
+    }
+    Ok(())
+}
+
 /// Writes to where C wants it, if it does.
 ///
 /// # Safety

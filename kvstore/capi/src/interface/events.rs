@@ -1,6 +1,6 @@
 //! Events of the tiers.
 
-use super::boundary::{Handle, guarded, invalid, tell};
+use super::boundary::{Handle, check_room, guarded, tell};
 use crate::events::Event;
 use crate::handles;
 use crate::status::Status;
@@ -17,14 +17,8 @@ pub unsafe extern "C" fn kvasir_kv_take_events(
     count: *mut usize,
 ) -> i32 {
     guarded(|| {
-        if count.is_null() {
-            return Err(invalid("the place for the count is a null pointer"));
-        }
-        // SAFETY: writable by this function's contract.
-        unsafe { tell(count, 0) };
-        if events.is_null() || !events.is_aligned() || capacity == 0 {
-            return Err(invalid("no room for events"));
-        }
+        // SAFETY: `count` is writable by this function's contract.
+        unsafe { check_room(events, capacity, count, "events") }?;
         let opened = handles::find(handle.addr())?;
         let taken = opened.events.take(capacity, |at, event| {
             // SAFETY: `at` is below `capacity`, for which there is room by this function's contract; aligned as checked.

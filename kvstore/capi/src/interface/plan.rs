@@ -25,7 +25,7 @@ pub struct Prompt {
     pub bytes: u32,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// Its whole blocks behind those that the engine has.
+    /// Names of the whole blocks behind those that the engine has.
     pub identities: *const Identity,
     /// Number of identities.
     pub count: usize,

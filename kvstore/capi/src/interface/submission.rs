@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::blocks::ranges;
-use super::boundary::{Handle, elements, guarded, identity, invalid, remember, tell};
+use super::boundary::{Handle, check_room, elements, guarded, identity, invalid, remember, tell};
 use crate::backend::Identity;
 use crate::buffers::Buffer;
 use crate::handles;
@@ -132,14 +132,8 @@ pub unsafe extern "C" fn kvasir_kv_poll(
     count: *mut usize,
 ) -> i32 {
     guarded(|| {
-        if count.is_null() {
-            return Err(invalid("the place for the count is a null pointer"));
-        }
-        // SAFETY: writable by this function's contract.
-        unsafe { tell(count, 0) };
-        if completions.is_null() || !completions.is_aligned() || capacity == 0 {
-            return Err(invalid("no room for completions"));
-        }
+        // SAFETY: `count` is writable by this function's contract.
+        unsafe { check_room(completions, capacity, count, "completions") }?;
         let opened = handles::find(handle.addr())?;
         let patience = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         let polled = opened.queue.poll(capacity, patience, |at, completion, text| {

@@ -200,7 +200,7 @@ fn plans_leave_a_disk_alone_that_became_slow_and_come_back() {
     let (planned, ..) = ask();
     assert!(planned <= HOST, "the disk is still used: {planned}");
     // The first waits as long as computing takes; what follows is taken in small pieces.
-    assert!(wasted < Duration::from_secs(4), "{wasted:?}: each of 20 loads would have waited for 1.5 s");
+    assert!(wasted < Duration::from_secs(6), "{wasted:?}: each of 20 loads would have waited for 1.5 s");
     assert!(store.statistics().recomputed > 0);
     delay_us.store(0, Ordering::Relaxed);
     until("probes find that it is fast again", &|_, loaded| loaded == BLOCKS);

@@ -10,7 +10,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What the process does at a bus error.
+/// A disposition of SIGBUS.
 #[derive(Clone, Copy)]
 pub(super) struct BusErrorHandler(libc::sigaction);
 

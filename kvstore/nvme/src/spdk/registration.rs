@@ -77,7 +77,7 @@ pub(super) unsafe fn register(library: &Library, start: *mut u8, bytes: usize) -
 /// Takes memory back; false when the device may still reach it.
 ///
 /// # Safety
-/// It must be registered with these bounds, and no command may be in flight that names it.
+/// The memory must be registered with these bounds, and no command may be in flight that names it.
 #[must_use]
 pub(super) unsafe fn unregister(library: &Library, start: *mut u8, bytes: usize) -> bool {
     // SAFETY: handed on to the caller.

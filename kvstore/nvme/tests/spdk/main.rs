@@ -388,7 +388,7 @@ fn in_a_process(test: &str, part: &str, library_path: Option<&Path>) -> std::pro
     }
 }
 
-/// What a process of [`in_a_process`] is to do.
+/// Environment variable with the part of a test that a process of [`in_a_process`] carries out.
 const PART: &str = "KVSTORE_SPDK_TEST_PART";
 
 fn part() -> Option<String> {
