@@ -312,10 +312,12 @@ fn blocks_that_wait_to_be_sent_are_not_evicted_before() {
         rig.offload(&old, position);
         (0..3).for_each(|_| assert_eq!(rig.onboard(&old[..=position], PATIENCE), position + 1));
     }
-    let sent = is_offered.try_iter().count();
-    assert_eq!(sent, 40);
+    // Blocks are offered after the caller has heard that they were taken.
+    (0..40).for_each(|_| assert!(is_offered.recv_timeout(PATIENCE).is_ok(), "all old blocks are offered"));
     let new = chain(2, 12);
     rig.offload(&new, 0);
+    let first = is_offered.recv_timeout(PATIENCE);
+    assert_eq!(first, Ok((new[0], vec![new[0]])));
     has_room.store(false, Ordering::Relaxed);
     (1..6).for_each(|position| rig.offload(&new, position));
     // Of another prompt: these are named, and go.
@@ -326,9 +328,10 @@ fn blocks_that_wait_to_be_sent_are_not_evicted_before() {
     has_room.store(true, Ordering::Relaxed);
     rig.offload(&other, 19);
     rig.offload(&chain(4, 1), 0);
-    let expected: Vec<_> = new[..6].iter().map(|identity| (new[0], vec![*identity])).collect();
-    let all: Vec<_> = is_offered.try_iter().take(6).collect();
-    assert_eq!(all, expected);
+    for identity in &new[1..6] {
+        let offered = is_offered.recv_timeout(PATIENCE);
+        assert_eq!(offered, Ok((new[0], vec![*identity])));
+    }
     wait_for(&mut rig, "nothing to be held", |rig| rig.store.leased_slots() == 0);
 }
 
@@ -356,9 +359,10 @@ fn blocks_that_came_back_are_offered_on_with_the_new_blocks_of_their_chain() {
     assert_eq!(rig.onboard(&talk[..4], PATIENCE), 4, "from the disk");
     assert_eq!(prepare(&mut rig, TenantId(0), &talk[..6]), 6, "two of them from another node");
     (6..8).for_each(|position| rig.offload(&talk, position));
-    let singles: Vec<_> = in_groups.try_iter().collect();
-    let expected: Vec<_> = talk[4..].iter().map(|identity| (talk[0], vec![*identity])).collect();
-    assert_eq!(singles, expected, "what came from further away, and what is new");
-    let runs: Vec<_> = in_runs.try_iter().collect();
-    assert_eq!(runs, [(talk[0], talk.clone())]);
+    for identity in &talk[4..] {
+        let offered = in_groups.recv_timeout(PATIENCE);
+        assert_eq!(offered, Ok((talk[0], vec![*identity])), "what came from further away, and what is new");
+    }
+    assert_eq!(in_runs.recv_timeout(PATIENCE), Ok((talk[0], talk.clone())));
+    assert!(in_groups.is_empty() && in_runs.is_empty(), "nothing else");
 }
