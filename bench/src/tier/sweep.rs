@@ -203,6 +203,7 @@ impl Rig {
             none.push(self.compute(0, blocks).as_secs_f64());
             let prompt = Prompt {
                 chain: &self.chain[..blocks],
+                groups: &[],
                 device_blocks: 0,
                 tokens: blocks * BLOCK_TOKENS + 1,
                 block_tokens: BLOCK_TOKENS,

@@ -30,4 +30,4 @@ pub use settings::{
     RouterSettings, ServeSettings, Settings, StoreSettings, TlsSettings, TraceSettings, TransferSettings,
     WorkerSettings,
 };
-pub use value::{Bytes, Kind, Range, Setting};
+pub use value::{Bytes, Kind, Paths, Range, Setting};

@@ -233,6 +233,7 @@ impl Reader<'_> {
                 .map_or(0, |(key, _)| key.span().start);
             self.report(at, "disk_tier.capacity is set, and disk_tier.path is empty".to_owned());
         }
+        self.check_disk_paths(root, &settings);
         self.check_pools(root, &settings);
         self.check_discovery(root, &settings);
         self.check_planner(root, &settings);
@@ -250,6 +251,34 @@ impl Reader<'_> {
             let offset = section.map_or(0, |(key, _)| key.span().start);
             self.report(offset, format!("discovery.dns_pool: {pool:?} is no pool"));
         }
+    }
+
+    /// Reports folders of the disk tier that its files cannot be shared out over.
+    fn check_disk_paths(&mut self, root: &DeTable<'_>, settings: &Settings) {
+        let tier = &settings.disk_tier;
+        let folders = tier.path.0.len() as u64;
+        if folders < 2 || tier.capacity.0 == 0 {
+            return;
+        }
+        let segments = tier.capacity.0.checked_div(tier.segment.0.min(tier.capacity.0)).unwrap_or(0);
+        let takes_folders = ["auto", "io_uring", "pread"].contains(&tier.engine.as_str());
+        let problem = if folders > 64 || tier.path.0.iter().any(String::is_empty) {
+            format!("disk_tier.path names {folders} folders: at most 64, and none empty")
+        } else if !takes_folders {
+            format!("disk_tier.path names {folders} folders, and `{}` takes one device", tier.engine)
+        } else if !segments.is_multiple_of(folders) {
+            let (capacity, segment) = (tier.capacity, tier.segment);
+            format!(
+                "disk_tier.capacity = \"{capacity}\" in files of disk_tier.segment = \"{segment}\" cannot be shared out over {folders} \
+                 folders"
+            )
+        } else {
+            return;
+        };
+        let section = root.iter().find(|(key, _)| key.get_ref().as_ref() == "disk_tier");
+        let table = section.and_then(|(_, value)| value.get_ref().as_table());
+        let key = table.and_then(|table| table.iter().find(|(key, _)| key.get_ref().as_ref() == "path"));
+        self.report(key.map_or(0, |(key, _)| key.span().start), problem);
     }
 
     /// Reports values of `[rdma]` that are written in no known way. Whether they are there is known at the start only.
@@ -589,6 +618,17 @@ mod tests {
         assert_eq!(parse("gateway = 1").expect_err("no table")[0].message, "`gateway` must be a table");
         let problems = parse("[serve]\nrestart_pause = \"30s\"\n").expect_err("longer than the maximum");
         assert!(problems[0].message.contains("restart_pause_max"));
+        let two = "[disk_tier]\ncapacity = \"512 MiB\"\npath = [\"/a\", \"/b\"]\n";
+        assert_eq!(parse(two).expect("two folders").disk_tier.path.0, ["/a", "/b"]);
+        for (more, told) in [
+            ("segment = \"512 MiB\"\n", "cannot be shared out over 2 folders"),
+            ("engine = \"spdk\"\n", "`spdk` takes one device"),
+        ] {
+            let problems = parse(&format!("{two}{more}")).expect_err("refused");
+            assert!(problems[0].line == 3 && problems[0].message.contains(told), "{problems:?}");
+        }
+        let problems = parse("[disk_tier]\npath = 3\n").expect_err("no path");
+        assert!(problems[0].message.contains("a path or a list of paths, found integer"), "{problems:?}");
         let problems = parse("\n[disk_tier]\ncapacity = \"1 GiB\"\n").expect_err("no folder");
         assert_eq!((problems[0].line, &problems[0].message[..18]), (2, "disk_tier.capacity"));
     }

@@ -106,6 +106,7 @@ fn kind_in_words(key: &DescribedKey) -> String {
         Kind::Address => "ip:port".to_owned(),
         Kind::Choice(words) => format!("one of {}", words.join(", ")),
         Kind::List => "list of texts".to_owned(),
+        Kind::Paths => "path, or list of paths".to_owned(),
     };
     match &key.range {
         Some(range) => format!("{kind}, {range}"),
@@ -182,6 +183,7 @@ pub fn json_schema() -> Value {
                 Kind::Duration => json!({ "type": "string", "pattern": "^[0-9]+ *(us|ms|s|min|h)$" }),
                 Kind::Choice(words) => json!({ "enum": words }),
                 Kind::List => json!({ "type": "array", "items": { "type": "string" } }),
+                Kind::Paths => json!({ "type": ["string", "array"], "items": { "type": "string" } }),
             };
             let range = key.range.as_ref().map(|range| format!(" Range: {range}.")).unwrap_or_default();
             schema["description"] = format!("{}{range} Default: {}.", key.meaning(), key.default).into();

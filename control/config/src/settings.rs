@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::macros::section;
 use crate::pools::{PoolSettings, SplitSettings};
-use crate::value::Bytes;
+use crate::value::{Bytes, Paths};
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -754,8 +754,9 @@ section! {
         /// Space of each worker's tier; `"0 B"` turns it off.
         capacity: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 50);
         /// A folder for the files (each worker of `kvasir serve` makes one of its own in it), a block device, `/dev/ngXnY` or a
-        /// PCI address, as `engine` wants it.
-        path: String = String::new();
+        /// PCI address, as `engine` wants it. Of several devices a list of folders, one on each: blocks are spread over them, and
+        /// `capacity` is shared out.
+        path: Paths = Paths::default();
         /// How it reads and writes: `auto` is io_uring where the kernel allows it, else pread; `nvme-passthrough` needs
         /// `/dev/ngXnY`, `nvme-user` and `spdk` a device bound to vfio-pci; `spdk` needs the libraries of an installed SPDK, too.
         engine: String = "auto".to_owned(), one_of &["auto", "io_uring", "pread", "nvme-passthrough", "nvme-user", "spdk"];

@@ -34,6 +34,30 @@ fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(size)
 }
 
+/// Paths of one or several devices or folders, written `"/a"` or `["/a", "/b"]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Paths(pub Vec<String>);
+
+impl Paths {
+    /// Whether none is named.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(String::is_empty)
+    }
+
+    /// The only one, if there is one.
+    #[must_use]
+    pub fn single(&self) -> Option<&str> {
+        if let [path] = self.0.as_slice() { Some(path) } else { None }
+    }
+}
+
+impl fmt::Display for Paths {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}", self.0.join(", "))
+    }
+}
+
 /// What sort of value a key takes, for documentation and schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
@@ -55,6 +79,8 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// A list of texts.
     List,
+    /// A path, or a list of paths.
+    Paths,
 }
 
 /// Allowed values, as they are written; `None` on a side is no limit.
@@ -238,6 +264,29 @@ impl Setting for Vec<String> {
 
     fn write(&self) -> String {
         format!("[{}]", self.iter().map(Setting::write).collect::<Vec<_>>().join(", "))
+    }
+}
+
+impl Setting for Paths {
+    fn kind() -> Kind {
+        Kind::Paths
+    }
+
+    fn read(value: &DeValue<'_>) -> Result<Self, String> {
+        match value {
+            DeValue::String(path) if path.is_empty() => Ok(Self::default()),
+            DeValue::String(path) => Ok(Self(vec![path.as_ref().to_owned()])),
+            DeValue::Array(_) => Vec::read(value).map(Self),
+            other => Err(format!("expected a path or a list of paths, found {}", other.type_str())),
+        }
+    }
+
+    fn write(&self) -> String {
+        match self.0.as_slice() {
+            [] => String::new().write(),
+            [path] => path.write(),
+            _ => self.0.write(),
+        }
     }
 }
 

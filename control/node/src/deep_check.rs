@@ -55,21 +55,21 @@ pub(crate) fn problems(settings: &Settings) -> Vec<String> {
     if let Err(error) = dataplane_rails::shared_key(&settings.transfer.secret_file) {
         problems.push(error.to_string());
     }
-    problems.extend(disk(settings));
+    problems.extend(settings.disk_tier.path.0.iter().filter_map(|path| disk(settings, path)));
     problems
 }
 
-/// The disk tier's folder: whether it can be made and written, and has room for every worker of `serve`.
-fn disk(settings: &Settings) -> Option<String> {
+/// A folder of the disk tier: whether it can be made and written, and has room for its share of every worker of `serve`.
+fn disk(settings: &Settings, path: &str) -> Option<String> {
     let tier = &settings.disk_tier;
     if tier.capacity.0 == 0 || tier.engine.starts_with("nvme") || tier.engine == "spdk" {
         return None;
     }
-    let path = Path::new(&tier.path);
+    let named = format!("disk_tier.path = \"{path}\"");
+    let path = Path::new(path);
     if doctor::is_block_device(path) {
         return None;
     }
-    let named = format!("disk_tier.path = \"{}\"", tier.path);
     let Some(folder) = doctor::existing(path) else { return Some(format!("{named}: no such folder")) };
     if let Err(reason) = writable(&folder) {
         return Some(format!("{named}: {reason}"));
@@ -80,14 +80,12 @@ fn disk(settings: &Settings) -> Option<String> {
     };
     let free = room.f_bavail.saturating_mul(room.f_frsize).saturating_add(doctor::bytes_of_files(path));
     let workers = settings.serve.prefill_workers + settings.serve.decode_workers;
-    let wanted = tier.capacity.0.saturating_mul(workers);
+    let share = Bytes(tier.capacity.0 / tier.path.0.len().max(1) as u64);
+    let wanted = share.0.saturating_mul(workers);
     let mib = |bytes: u64| Bytes(bytes >> 20 << 20);
     (wanted > free).then(|| {
         let free = mib(free);
-        format!(
-            "{named}: {workers} workers take disk_tier.capacity = {} each, and {free} are free",
-            tier.capacity
-        )
+        format!("{named}: {workers} workers take {share} of disk_tier.capacity each, and {free} are free")
     })
 }
 
@@ -103,6 +101,8 @@ fn writable(folder: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use control_config::Paths;
+
     use super::*;
 
     #[test]
@@ -114,7 +114,7 @@ mod tests {
         settings.access.audit_file = "/nonexistent/audit.jsonl".to_owned();
         settings.engine.model_folder = "/nonexistent/model".to_owned();
         settings.transfer.secret_file = "/nonexistent/secret".to_owned();
-        settings.disk_tier.path = std::env::temp_dir().display().to_string();
+        settings.disk_tier.path = Paths(vec![std::env::temp_dir().display().to_string()]);
         settings.disk_tier.capacity = Bytes(1 << 59);
         let found = problems(&settings);
         let keys = [

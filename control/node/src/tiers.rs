@@ -11,7 +11,7 @@ use kvstore_catalog::PolicyKind;
 use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskCounters, DiskLog, Moment, Recovered};
 use kvstore_io::IoEngine;
 use kvstore_io::files::{
-    DeviceConfig, Files, FolderConfig, SIGNATURE_BYTES, open_device, open_folder, signature,
+    DeviceConfig, Files, FolderConfig, SIGNATURE_BYTES, open_device, open_folders, signature,
 };
 use kvstore_io::passthrough::{self, NvmeDevice, NvmeDeviceConfig};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
@@ -183,6 +183,7 @@ fn disk(settings: &Settings, blocks: &Blocks<'_>) -> Result<DiskTier> {
         fingerprint: blocks.fingerprint,
         slot_bytes: u32::try_from(slot_bytes).context("a block is too large for the disk tier")?,
         meta_bytes_max: DISK_META_BYTES_MAX as u16,
+        stripes: tier.path.0.len().max(1) as u32,
         reformat: tier.reformat,
         operations_max: tier.depth as u32,
         ..DiskConfig::default()
@@ -244,25 +245,26 @@ fn engine(settings: &Settings, instance: Option<&str>) -> Result<Box<dyn IoEngin
     let tier = &settings.disk_tier;
     let depth = tier.depth as usize;
     let ring = RingConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };
-    let path = Path::new(&tier.path);
+    let one =
+        || tier.path.single().with_context(|| format!("disk_tier.path: `{}` takes one device", tier.engine));
     match tier.engine.as_str() {
         "nvme-passthrough" => {
             let config =
-                NvmeDeviceConfig { path: path.into(), force: tier.reformat, block_bytes: BLOCK_BYTES };
+                NvmeDeviceConfig { path: one()?.into(), force: tier.reformat, block_bytes: BLOCK_BYTES };
             return Ok(Box::new(passthrough::open(NvmeDevice::open(&config)?, &ring)?));
         }
-        "nvme-user" => return nvme_user(&tier.path, depth, tier.reformat),
-        "spdk" => return spdk(&tier.path, depth, tier.reformat),
+        "nvme-user" => return nvme_user(one()?, depth, tier.reformat),
+        "spdk" => return spdk(one()?, depth, tier.reformat),
         _ => {}
     }
-    let mut open = files(settings, path, instance)?;
+    let mut open = files(settings, instance)?;
     if tier.engine != "pread" {
         match uring::open(open, &ring) {
             Ok(engine) => return Ok(Box::new(engine)),
             Err(error) if tier.engine == "io_uring" => return Err(error.into()),
             Err(error) => tracing::info!("io_uring is not used: {error}"),
         }
-        open = files(settings, path, instance)?;
+        open = files(settings, instance)?;
     }
     let config = PreadConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..PreadConfig::default() };
     Ok(Box::new(PreadEngine::new(open, &config)?))
@@ -298,19 +300,27 @@ fn keep_what_is_there(address: &str, first: &[u8], reformat: bool) -> Result<()>
     }
 }
 
-fn files(settings: &Settings, path: &Path, instance: Option<&str>) -> Result<Files> {
+fn files(settings: &Settings, instance: Option<&str>) -> Result<Files> {
     let tier = &settings.disk_tier;
-    let is_device = std::fs::metadata(path).is_ok_and(|of| of.file_type().is_block_device());
-    if is_device {
+    let is_device = |path: &str| std::fs::metadata(path).is_ok_and(|of| of.file_type().is_block_device());
+    if let Some(path) = tier.path.single().filter(|path| is_device(path)) {
         let config = DeviceConfig { path: path.into(), force: tier.reformat, block_bytes: BLOCK_BYTES };
         return Ok(open_device(&config)?);
     }
-    std::fs::create_dir_all(path).with_context(|| format!("disk_tier.path = \"{}\"", tier.path))?;
-    let folder: PathBuf = instance.map_or_else(|| path.to_owned(), |instance| path.join(instance));
+    let mut folders = Vec::new();
+    for path in &tier.path.0 {
+        ensure!(
+            !is_device(path),
+            "disk_tier.path: {path} is a device, and several take folders: make a file system on it"
+        );
+        std::fs::create_dir_all(path).with_context(|| format!("disk_tier.path = \"{path}\""))?;
+        folders.push(instance.map_or_else(|| PathBuf::from(path), |instance| Path::new(path).join(instance)));
+    }
     let segment_bytes = tier.segment.0.min(tier.capacity.0) / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
     let count = u32::try_from(tier.capacity.0 / segment_bytes.max(1))
         .context("disk_tier.segment: too many segments")?;
-    Ok(open_folder(&FolderConfig::new(folder, segment_bytes, count))?)
+    let each = count / folders.len().max(1) as u32;
+    Ok(open_folders(&folders, &FolderConfig::new("", segment_bytes, each))?)
 }
 
 fn remote(

@@ -116,7 +116,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   [disk_tier]
  *   capacity = "0 B"            # space of the files, taken at the first start; "0 B" is no disk; to "1024 TiB".
  *                               # A multiple of `segment`, or less than it and a multiple of 4 KiB
- *   path = ""                   # folder of the files, made when it is not there; for one open store at a time
+ *   path = ""                   # folder of the files, made when it is not there; for one open store at a time. Of several
+ *                               # devices a list of folders, ["/a", "/b"], to 64: blocks are spread over them
  *   engine = "auto"             # "io_uring", "pread", or "auto": io_uring where the kernel has and permits it, else
  *                               # pread; if it fails otherwise, open fails
  *   segment = "256 MiB"         # size of one file; "1 MiB" to "64 GiB"
@@ -458,6 +459,15 @@ typedef struct kvasir_kv_transfer {
  */
 int32_t kvasir_kv_submit_transfer(kvasir_kv *handle, const kvasir_kv_transfer *transfer);
 
+/*
+ * Layers that have blocks of their own, as large as the others' and of as many tokens: those with sliding windows, chunks of attention or
+ * recurrent states. To compute from a block on, the group's last `window` blocks before it are needed.
+ */
+typedef struct kvasir_kv_group {
+    const uint8_t (*identities)[16]; /* one for each of the prompt's `identities` */
+    uint64_t window;
+} kvasir_kv_group;
+
 /* A prompt that an engine is about to compute. Later versions append fields. */
 typedef struct kvasir_kv_prompt {
     uint32_t bytes;                  /* sizeof(kvasir_kv_prompt) */
@@ -469,13 +479,15 @@ typedef struct kvasir_kv_prompt {
     uint64_t queued_tokens;          /* of other prompts, which the engine computes before this one; below 2^31 */
     uint32_t may_fetch;              /* 1: the tiers that are not on this node come into question; 0: they have been asked */
     uint32_t reserved;               /* 0 */
+    const kvasir_kv_group *groups;   /* beside the blocks above, which all layers need that are in none of them */
+    size_t group_count;              /* at most 64; with groups `may_fetch` must be 0 */
 } kvasir_kv_prompt;
 
 /* Never grows. */
 typedef struct kvasir_kv_plan {
     uint32_t operation;   /* KVASIR_KV_LOAD, KVASIR_KV_FETCH, or 0: compute all of it */
     uint32_t deadline_us; /* of the kvasir_kv_transfer that follows */
-    uint64_t blocks;      /* of a load: how many of `identities`, from the first on */
+    uint64_t blocks;      /* of a load: how many of `identities`, from the first on, with what groups need before the next one */
 } kvasir_kv_plan;
 
 /*

@@ -8,7 +8,7 @@ use crate::backend::Statistics;
 use crate::buffers::Buffer;
 use crate::events::Event;
 use crate::handoff::{HandOffStatistics, RailStatistics, StageStatistics};
-use crate::interface::{HandOff, Prompt, PromptPlan, Request, Transfer};
+use crate::interface::{Group, HandOff, Prompt, PromptPlan, Request, Transfer};
 use crate::queue::Completion;
 use crate::tensors::{Plane, Tensors};
 
@@ -53,12 +53,15 @@ const _: () = {
     assert!(offset_of!(Transfer, is_chain) == 68 && offset_of!(Transfer, deadline_us) == 72);
     assert!(offset_of!(Transfer, held) == 76);
 
-    assert!(size_of::<Prompt>() == 56 && align_of::<Prompt>() == 8);
+    assert!(size_of::<Prompt>() == 72 && align_of::<Prompt>() == 8);
     assert!(offset_of!(Prompt, bytes) == 0 && offset_of!(Prompt, block_tokens) == 4);
     assert!(offset_of!(Prompt, identities) == 8 && offset_of!(Prompt, count) == 16);
     assert!(offset_of!(Prompt, held) == 24 && offset_of!(Prompt, tokens) == 32);
     assert!(offset_of!(Prompt, queued_tokens) == 40 && offset_of!(Prompt, may_fetch) == 48);
     assert!(offset_of!(Prompt, reserved) == 52);
+    assert!(offset_of!(Prompt, groups) == 56 && offset_of!(Prompt, group_count) == 64);
+    assert!(size_of::<Group>() == 16 && align_of::<Group>() == 8);
+    assert!(offset_of!(Group, identities) == 0 && offset_of!(Group, window) == 8);
     assert!(size_of::<PromptPlan>() == 16 && align_of::<PromptPlan>() == 8);
     assert!(offset_of!(PromptPlan, operation) == 0 && offset_of!(PromptPlan, deadline_us) == 4);
     assert!(offset_of!(PromptPlan, blocks) == 8);

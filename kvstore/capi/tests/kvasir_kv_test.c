@@ -52,11 +52,13 @@ ASSERT_LAYOUT(transfer_position, offsetof(kvasir_kv_transfer, position) == 64);
 ASSERT_LAYOUT(transfer_is_chain, offsetof(kvasir_kv_transfer, is_chain) == 68);
 ASSERT_LAYOUT(transfer_deadline, offsetof(kvasir_kv_transfer, deadline_us) == 72);
 ASSERT_LAYOUT(transfer_held, offsetof(kvasir_kv_transfer, held) == 76);
-ASSERT_LAYOUT(prompt, sizeof(kvasir_kv_prompt) == 56 && offsetof(kvasir_kv_prompt, block_tokens) == 4);
+ASSERT_LAYOUT(prompt, sizeof(kvasir_kv_prompt) == 72 && offsetof(kvasir_kv_prompt, block_tokens) == 4);
 ASSERT_LAYOUT(prompt_identities, offsetof(kvasir_kv_prompt, identities) == 8 && offsetof(kvasir_kv_prompt, count) == 16);
 ASSERT_LAYOUT(prompt_held, offsetof(kvasir_kv_prompt, held) == 24 && offsetof(kvasir_kv_prompt, tokens) == 32);
 ASSERT_LAYOUT(prompt_queued, offsetof(kvasir_kv_prompt, queued_tokens) == 40);
 ASSERT_LAYOUT(prompt_may_fetch, offsetof(kvasir_kv_prompt, may_fetch) == 48);
+ASSERT_LAYOUT(prompt_groups, offsetof(kvasir_kv_prompt, groups) == 56 && offsetof(kvasir_kv_prompt, group_count) == 64);
+ASSERT_LAYOUT(group, sizeof(kvasir_kv_group) == 16 && offsetof(kvasir_kv_group, window) == 8);
 ASSERT_LAYOUT(plan, sizeof(kvasir_kv_plan) == 16 && offsetof(kvasir_kv_plan, blocks) == 8);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
@@ -333,6 +335,33 @@ static void submitted(kvasir_kv *kv) {
     prompt.may_fetch = 0;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, NULL) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_plan_prompt(kv, NULL, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    /* Of a group the last block before the next one is needed: those of its blocks that are stored end a load. */
+    uint8_t of_group[MANY][16];
+    memset(of_group, 0xA5, sizeof of_group);
+    const size_t last_stored = 3;
+    memcpy(of_group[last_stored], match.identities[0], 16);
+    kvasir_kv_group group = {(const uint8_t (*)[16])of_group, 1};
+    prompt.groups = &group;
+    prompt.group_count = 1;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == KVASIR_KV_LOAD);
+    CHECK(plan.blocks == last_stored + 1);
+    group.window = 2;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == 0);
+    group.identities = NULL;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    group.identities = (const uint8_t (*)[16])of_group;
+    prompt.may_fetch = 1;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    prompt.may_fetch = 0;
+    prompt.group_count = 65;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_last_error(last, sizeof last) < sizeof last && strstr(last, "group_count") != NULL);
+    prompt.groups = NULL;
+    prompt.group_count = 0;
+    /* Callers of the version before groups. */
+    prompt.bytes = offsetof(kvasir_kv_prompt, groups);
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == KVASIR_KV_LOAD);
+    prompt.bytes = sizeof prompt;
     /* An engine that computes a million tokens in a microsecond needs nothing of what is stored. */
     for (int at = 0; at < 100; at++) {
         CHECK(kvasir_kv_observe_prefill(kv, 1000000, 0, 1) == KVASIR_KV_OK);

@@ -44,6 +44,9 @@ pub struct DiskConfig {
     pub slot_bytes: u32,
     /// Longest opaque bytes (token ids) kept beside a block, 0 to 1024.
     pub meta_bytes_max: u16,
+    /// Slots are dealt out in turn over so many consecutive areas, one on each device: blocks that are written one after the other
+    /// use all devices at once. 1 to 64, and a divisor of the number of areas. Where a slot lies in its area stays.
+    pub stripes: u32,
     /// Whether areas that hold something else are formatted anew. Blank areas always are.
     pub reformat: bool,
     /// Reads and writes of blocks that may be under way, 1 to 65536.
@@ -71,6 +74,7 @@ impl Default for DiskConfig {
             fingerprint: 0,
             slot_bytes: 1 << 20,
             meta_bytes_max: 128,
+            stripes: 1,
             reformat: false,
             operations_max: 128,
             table_delay: Duration::from_millis(50),
@@ -100,6 +104,7 @@ impl DiskConfig {
         let slot_fits = slot.is_multiple_of(PAGE_BYTES) && (PAGE_BYTES..=1 << 30).contains(&slot);
         check("slot_bytes", slot_fits, slot.to_string(), "4 KiB to 1 GiB in steps of 4 KiB")?;
         check("meta_bytes_max", self.meta_bytes_max <= 1024, self.meta_bytes_max.to_string(), "0 to 1024")?;
+        check("stripes", (1..=64).contains(&self.stripes), self.stripes.to_string(), "1 to 64")?;
         let operations = (1..=65_536).contains(&self.operations_max);
         check("operations_max", operations, self.operations_max.to_string(), "1 to 65536")?;
         let tables = (1..=1024).contains(&self.table_writes_max);

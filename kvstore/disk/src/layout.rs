@@ -37,8 +37,11 @@ impl Copy2 {
 pub(crate) struct SegmentLayout {
     pub(crate) area: Area,
     pub(crate) segment: u32,
-    /// Number of its first slot in the store.
-    pub(crate) first_slot: u32,
+    /// Number in the store of the first slot of its row: consecutive areas over which slots are dealt out in turn.
+    pub(crate) row_first: u32,
+    /// Which area of its row it is, of how many.
+    pub(crate) column: u32,
+    pub(crate) stripes: u32,
     pub(crate) slots: u32,
     pub(crate) slot_bytes: u32,
     pub(crate) pages: u32,
@@ -68,7 +71,9 @@ impl SegmentLayout {
         Some(Self {
             area,
             segment,
-            first_slot: 0,
+            row_first: 0,
+            column: 0,
+            stripes: 1,
             slots,
             slot_bytes,
             pages: slots.div_ceil(records_per_page as u32),
@@ -76,6 +81,11 @@ impl SegmentLayout {
             record_bytes: record_bytes as u32,
             meta_bytes_max,
         })
+    }
+
+    /// Number in the store of one of its slots.
+    pub(crate) fn slot_number(&self, slot: u32) -> u32 {
+        self.row_first + slot * self.stripes + self.column
     }
 
     pub(crate) fn header_offset(&self, copy: Copy2) -> u64 {
@@ -147,18 +157,34 @@ pub(crate) fn plan(
             reason: "there are none".to_owned(),
         });
     }
-    let mut first_slot = 0_u32;
-    let mut segments = Vec::with_capacity(areas.len());
+    if !(areas.len() as u64).is_multiple_of(config.stripes.into()) {
+        let reason = format!("{} areas cannot be dealt out over {} devices", areas.len(), config.stripes);
+        return Err(DiskError::Configuration { object: "areas".to_owned(), reason });
+    }
+    let mut row_first = 0_u32;
+    let mut segments: Vec<SegmentLayout> = Vec::with_capacity(areas.len());
     for (area, segment) in areas.iter().zip(0..) {
         check_area(area, segment, geometry)?;
         let refused = |reason: String| DiskError::Configuration { object: format!("area {segment}"), reason };
         let mut layout = SegmentLayout::new(*area, segment, config.slot_bytes, config.meta_bytes_max)
             .ok_or_else(|| refused(format!("{} bytes hold no slot or too many", area.bytes)))?;
-        layout.first_slot = first_slot;
-        first_slot = first_slot
-            .checked_add(layout.slots)
-            .filter(|&slots| slots < u32::MAX)
-            .ok_or_else(|| refused("more than 2^32 slots in the store".to_owned()))?;
+        (layout.row_first, layout.column, layout.stripes) =
+            (row_first, segment % config.stripes, config.stripes);
+        if let Some(before) =
+            segments.last().filter(|before| layout.column > 0 && before.slots != layout.slots)
+        {
+            let reason =
+                format!("{} slots, and its neighbour on another device has {}", layout.slots, before.slots);
+            return Err(refused(reason));
+        }
+        if layout.column + 1 == config.stripes {
+            row_first = layout
+                .slots
+                .checked_mul(config.stripes)
+                .and_then(|slots| slots.checked_add(row_first))
+                .filter(|&slots| slots < u32::MAX)
+                .ok_or_else(|| refused("more than 2^32 slots in the store".to_owned()))?;
+        }
         segments.push(layout);
     }
     check_apart(areas)?;
@@ -247,6 +273,39 @@ mod tests {
                 assert!(range.start % PAGE_BYTES >= RECORDS_AT);
             }
         }
+    }
+
+    #[test]
+    fn slots_are_dealt_out_over_the_areas_of_a_row() {
+        let files = vec![1 << 20; 6];
+        let geometry = Geometry { block_bytes: 512, transfer_bytes_max: 1 << 20, depth_max: 4, files };
+        let areas: Vec<Area> = (0..6).map(|file| Area { file, offset: 0, bytes: 1 << 20 }).collect();
+        let config = DiskConfig { slot_bytes: 4096, stripes: 3, ..DiskConfig::default() };
+        let segments = plan(&config, &areas, &geometry).expect("a plan");
+        let numbers = segments.iter().flat_map(|segment| {
+            (0..segment.slots).map(move |slot| (segment.slot_number(slot), segment.segment))
+        });
+        let mut numbers: Vec<(u32, u32)> = numbers.collect();
+        numbers.sort_unstable();
+        let slots = segments[0].slots;
+        assert!(
+            numbers.iter().enumerate().all(|(at, (number, _))| at == *number as usize),
+            "each once, no gap"
+        );
+        assert_eq!(numbers.len() as u32, 6 * slots);
+        let row = |number: u32| 3 * (number / (3 * slots));
+        assert!(numbers.iter().all(|(number, segment)| *segment == row(*number) + number % 3));
+
+        let refused = |stripes: u32, areas: &[Area]| {
+            plan(&DiskConfig { stripes, ..config.clone() }, areas, &geometry)
+                .expect_err("refused")
+                .to_string()
+        };
+        assert!(refused(4, &areas).contains("6 areas cannot be dealt out over 4 devices"));
+        assert!(refused(0, &areas).contains("stripes"));
+        let mut uneven = areas.clone();
+        uneven[1].bytes = 1 << 19;
+        assert!(refused(3, &uneven).contains("area 1") && refused(3, &uneven).contains("another device"));
     }
 
     #[test]

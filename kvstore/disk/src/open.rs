@@ -267,7 +267,7 @@ fn index(tables: &mut Tables, report: &mut Report, now: Moment) -> (Vec<Recovere
             if record.state == RecordState::Tombstone {
                 continue;
             }
-            let this = (layout.first_slot + local, record.generation);
+            let this = (layout.slot_number(local), record.generation);
             match newest.entry(record.identity) {
                 Entry::Vacant(entry) => {
                     entry.insert(this);

@@ -92,13 +92,18 @@ impl Tables {
 
     /// Slots of the store.
     pub(crate) fn slots(&self) -> u32 {
-        self.segments.last().map_or(0, |segment| segment.layout.first_slot + segment.layout.slots)
+        self.segments
+            .last()
+            .map_or(0, |segment| segment.layout.row_first + segment.layout.slots * segment.layout.stripes)
     }
 
     /// Segment and slot in it; `slot` exists.
     pub(crate) fn locate(&self, slot: u32) -> (usize, u32) {
-        let index = self.segments.partition_point(|segment| segment.layout.first_slot <= slot) - 1;
-        (index, slot - self.segments[index].layout.first_slot)
+        // The last area of the slot's row.
+        let index = self.segments.partition_point(|segment| segment.layout.row_first <= slot) - 1;
+        let SegmentLayout { row_first, column, stripes, .. } = self.segments[index].layout;
+        let in_row = slot - row_first;
+        (index - (column - in_row % stripes) as usize, in_row / stripes)
     }
 
     pub(crate) fn record(&self, slot: u32) -> Option<Record> {

@@ -116,6 +116,7 @@ mod tests {
         let held = [TierSet::EMPTY.with(Tier::Disk).with(Tier::Object); 100];
         let request = Request {
             held: &held,
+            groups: &[],
             block_bytes: [1 << 20; TIERS],
             block_tokens: 16,
             prompt_tokens: 10,

@@ -34,7 +34,7 @@ pub use error::PlanError;
 pub use explore::{Exploration, ExplorationConfig};
 pub use gate::{Admission, BandwidthGate, BandwidthLimit, Priority};
 pub use give_up::{Waiting, give_up_after};
-pub use planner::{Choice, Piece, Plan, Request, plan};
+pub use planner::{Choice, Group, Piece, Plan, Request, plan};
 pub use recompute::{PrefillGuess, RecomputeModel};
 pub use returns::{ReturnConfig, ReturnTimes};
 pub use speed::{SpeedSnapshot, TierSpeed, TierSpeeds};

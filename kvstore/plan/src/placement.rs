@@ -37,6 +37,7 @@ impl Placement {
     }
 
     /// Seconds until the last block is here.
+    #[cfg(test)]
     pub(crate) fn makespan_s(&self) -> f64 {
         self.makespan_s
     }
@@ -136,7 +137,8 @@ impl Placement {
     }
 }
 
-fn finish_s(cost: &TierCost, blocks: u32) -> f64 {
+/// Seconds until the last of so many blocks of a tier is here.
+pub(crate) fn finish_s(cost: &TierCost, blocks: u32) -> f64 {
     cost.start_s + f64::from(blocks) * cost.block_s
 }
 

@@ -7,6 +7,10 @@
 //! tokens after block k behind that context; at least one token is computed, the engine needs its logits.
 //! Every k is tried: O(blocks × tiers).
 //!
+//! *Groups.* Layers with sliding windows, chunks or recurrent states need of the prefix only the last blocks before k
+//! ([`Group`]). A k for which one of these is missing is no choice; the others arrive beside the prefix, each from the first tier
+//! that holds it, and lengthen O.
+//!
 //! *Caution.* O is taken 1 + `margin` times as long as predicted, or as short if the previous choice was to
 //! onboard; a nominally slower tier has to win by the margin as well. If predictions are exact, the first costs
 //! at most a factor 1 + margin on the total (O × (1 + margin) + R ≤ (1 + margin) × (O + R), and O ≤ C where
@@ -20,7 +24,7 @@ use std::time::Duration;
 
 use crate::config::PlanConfig;
 use crate::give_up::{Waiting, combined_s, give_up_after};
-use crate::placement::{Placement, TierCost};
+use crate::placement::{Placement, TierCost, finish_s};
 use crate::recompute::{PrefillGuess, RecomputeModel};
 use crate::speed::{SpeedSnapshot, TierSpeed, duration};
 use crate::tier::{TIERS, Tier, TierSet};
@@ -40,6 +44,8 @@ pub enum Choice {
 pub struct Request<'a> {
     /// For each full block of the prompt, from its start, the tiers that hold it.
     pub held: &'a [TierSet],
+    /// The same of layers that have blocks of their own.
+    pub groups: &'a [Group<'a>],
     /// Bytes of one block in each tier; tiers may quantise.
     pub block_bytes: [u64; TIERS],
     /// Tokens of a block.
@@ -56,6 +62,52 @@ pub struct Request<'a> {
     pub deadline: Option<Duration>,
     /// The previous choice for this conversation, for hysteresis.
     pub previous: Choice,
+}
+
+/// Layers that have blocks of their own, of which a model needs the last ones before the token that it computes next.
+#[derive(Debug, Clone, Copy)]
+pub struct Group<'a> {
+    /// For each full block of the prompt, from its start, the tiers that hold this group's block; none: it is missing.
+    pub held: &'a [TierSet],
+    /// How many blocks are needed.
+    pub window: usize,
+}
+
+/// The blocks of all groups that are needed behind a number of blocks, as that number grows.
+struct Windows<'a> {
+    groups: &'a [Group<'a>],
+    start: usize,
+    missing: usize,
+    from: [u32; TIERS],
+}
+
+impl<'a> Windows<'a> {
+    /// Blocks before `start` are on the device.
+    fn new(groups: &'a [Group<'a>], start: usize) -> Self {
+        Self { groups, start, missing: 0, from: [0; TIERS] }
+    }
+
+    /// Block `at` is the last one now.
+    fn advance(&mut self, at: usize) {
+        for group in self.groups {
+            match first_holder(group.held, at) {
+                Some(tier) => self.from[tier] += 1,
+                None => self.missing += 1,
+            }
+            let Some(left) = at.checked_sub(group.window).filter(|left| *left >= self.start) else {
+                continue;
+            };
+            match first_holder(group.held, left) {
+                Some(tier) => self.from[tier] -= 1,
+                None => self.missing -= 1,
+            }
+        }
+    }
+}
+
+fn first_holder(held: &[TierSet], at: usize) -> Option<usize> {
+    let holders = held.get(at)?;
+    Tier::ALL.into_iter().find(|tier| holders.contains(*tier)).map(Tier::index)
 }
 
 /// A run of blocks from one tier.
@@ -123,30 +175,29 @@ pub fn plan(
     };
 
     let mut placement = Placement::new();
-    let mut best = (start, placement, queue_s + everything_s);
-    let mut least_s = best.2;
+    let mut windows = Windows::new(request.groups, start);
+    let mut best = (start, placement, [0; TIERS], queue_s + everything_s);
+    let mut least_s = best.3;
     for at in start..end {
         if !placement.add(&costs, request.held[at], config.margin) {
             break;
         }
+        windows.advance(at);
+        let blocks = blocks_from(&placement, &windows.from);
+        if windows.missing > 0 || (0..TIERS).any(|tier| blocks[tier] > costs[tier].blocks_max) {
+            continue;
+        }
+        let makespan_s = latest_s(&costs, &blocks, |_| 1.0);
         let rest_s = compute_s(&prefill, request, at + 1);
-        let cautious_s = total_s(placement.makespan_s() * caution, rest_s);
+        let cautious_s = total_s(makespan_s * caution, rest_s);
         if cautious_s < least_s {
-            best = (at + 1, placement, total_s(placement.makespan_s(), rest_s));
+            best = (at + 1, placement, blocks, total_s(makespan_s, rest_s));
             least_s = cautious_s;
         }
     }
-    let (recompute_from, placement, predicted_s) = best;
-    let tail_s = Tier::ALL
-        .into_iter()
-        .filter(|tier| placement.blocks(*tier) > 0)
-        .map(|tier| {
-            let cost = &costs[tier.index()];
-            let expected_s = cost.start_s + f64::from(placement.blocks(tier)) * cost.block_s;
-            expected_s * speeds[tier.index()].tail_factor
-        })
-        .fold(0.0, f64::max);
-    let onboard = duration(placement.makespan_s());
+    let (recompute_from, placement, blocks, predicted_s) = best;
+    let tail_s = latest_s(&costs, &blocks, |tier| speeds[tier].tail_factor);
+    let onboard = duration(latest_s(&costs, &blocks, |_| 1.0));
     let give_up = if recompute_from == start {
         Duration::ZERO
     } else {
@@ -169,6 +220,19 @@ pub fn plan(
         predicted_onboard_tail: duration(tail_s),
         give_up_after: give_up,
     }
+}
+
+/// Blocks from each tier, of the prefix and of the groups.
+fn blocks_from(placement: &Placement, of_groups: &[u32; TIERS]) -> [u32; TIERS] {
+    Tier::ALL.map(|tier| placement.blocks(tier) + of_groups[tier.index()])
+}
+
+/// Seconds until the last block of so many from each tier is here; a tier may take `factor` times as long.
+fn latest_s(costs: &[TierCost; TIERS], blocks: &[u32; TIERS], factor: impl Fn(usize) -> f64) -> f64 {
+    (0..TIERS)
+        .filter(|tier| blocks[*tier] > 0)
+        .map(|tier| finish_s(&costs[tier], blocks[tier]) * factor(tier))
+        .fold(0.0, f64::max)
 }
 
 fn full_blocks(request: &Request<'_>) -> usize {

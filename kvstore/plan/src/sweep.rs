@@ -65,6 +65,7 @@ impl Cell {
 pub fn request<'a>(held: &'a [TierSet], previous: Choice) -> Request<'a> {
     Request {
         held,
+        groups: &[],
         block_bytes: [BLOCK_BYTES; TIERS],
         block_tokens: BLOCK_TOKENS,
         prompt_tokens: held.len() as u32 * BLOCK_TOKENS + SUFFIX_TOKENS,

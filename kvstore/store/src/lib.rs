@@ -43,7 +43,7 @@ pub use kvstore_catalog::TenantId;
 pub use kvstore_plan::{BandwidthLimit, ReturnConfig, Tier as BandwidthTier};
 pub use memory::HostBlock;
 pub use metrics::StoreCounters;
-pub use shared::{LoadTimes, Plan, Prompt};
+pub use shared::{LoadTimes, Plan, Prompt, PromptGroup};
 pub use store::Store;
 
 /// Most bytes that a caller may keep with a block on the disk: the tokens of a block of 64 and some more.

@@ -1,5 +1,6 @@
 //! What the store's thread and its callers share.
 
+use std::iter::{repeat_n, zip};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,8 +8,8 @@ use std::time::{Duration, Instant};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, TierIndex};
 use kvstore_plan::{
-    Choice, Exploration, ExplorationConfig, PlanConfig, RecomputeModel, Request, Tier, TierSet, TierSpeeds,
-    plan,
+    Choice, Exploration, ExplorationConfig, Group, PlanConfig, RecomputeModel, Request, Tier, TierSet,
+    TierSpeeds, plan,
 };
 
 use crate::config::StoreConfig;
@@ -37,6 +38,8 @@ const WAIT_MAX: Duration = Duration::from_secs(600);
 pub struct Prompt<'a> {
     /// Whole blocks of the prompt behind those that the worker's pool has.
     pub chain: &'a [BlockIdentity],
+    /// The same of layers that have blocks of their own, of which the last ones are needed.
+    pub groups: &'a [PromptGroup<'a>],
     /// Blocks before them, which the worker's pool has.
     pub device_blocks: usize,
     /// Its tokens.
@@ -45,6 +48,15 @@ pub struct Prompt<'a> {
     pub block_tokens: usize,
     /// Prompt tokens that the worker computes before.
     pub queued_tokens: u64,
+}
+
+/// Blocks of a prompt of a group of layers: see [`kvstore_plan::Group`].
+#[derive(Debug, Clone, Copy)]
+pub struct PromptGroup<'a> {
+    /// One for each block of the prompt's chain.
+    pub chain: &'a [BlockIdentity],
+    /// How many blocks are needed before the first one that is computed.
+    pub window: usize,
 }
 
 /// What to do with it.
@@ -171,22 +183,12 @@ impl Shared {
         self.estimates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the tiers of this node that hold each leading block of the chain, as far as some tier does. Takes no lock.
-    fn note_tiers(&self, chain: &[BlockIdentity], held: &mut Vec<TierSet>) {
-        for identity in chain {
-            let Some(places) = self.catalog.places(identity) else { break };
-            let mut tiers = TierSet::EMPTY;
-            if places.slot(HOST).is_some() {
-                tiers = tiers.with(Tier::Host);
-            }
-            if self.has_disk && places.slot(DISK).is_some() {
-                tiers = tiers.with(Tier::Disk);
-            }
-            if tiers.is_empty() {
-                break;
-            }
-            held.push(tiers);
-        }
+    /// The tiers of this node that hold a block. Takes no lock.
+    fn tiers_of(&self, identity: &BlockIdentity) -> TierSet {
+        let Some(places) = self.catalog.places(identity) else { return TierSet::EMPTY };
+        let on_host = places.slot(HOST).map(|_| Tier::Host);
+        let on_disk = places.slot(DISK).filter(|_| self.has_disk).map(|_| Tier::Disk);
+        on_host.into_iter().chain(on_disk).collect()
     }
 
     /// The plan, and what is to be read besides so that the disk's speed stays known.
@@ -196,12 +198,27 @@ impl Shared {
         let mut held = std::mem::take(&mut self.estimates().held);
         held.clear();
         held.resize(prompt.device_blocks, TierSet::EMPTY);
-        self.note_tiers(prompt.chain, &mut held);
+        held.extend(
+            prompt.chain.iter().map(|identity| self.tiers_of(identity)).take_while(|tiers| !tiers.is_empty()),
+        );
+        let of_groups: Vec<Vec<TierSet>> = prompt
+            .groups
+            .iter()
+            .map(|group| {
+                let before = repeat_n(TierSet::EMPTY, prompt.device_blocks);
+                let behind = group.chain.iter().map(|identity| self.tiers_of(identity));
+                before.chain(behind).take(held.len()).collect()
+            })
+            .collect();
+        let groups: Vec<Group<'_>> = zip(prompt.groups, &of_groups)
+            .map(|(group, held)| Group { held, window: group.window })
+            .collect();
         let mut guard = self.estimates();
         let estimates = &mut *guard;
         let bytes = self.config.block_bytes as u64;
         let request = Request {
             held: &held,
+            groups: &groups,
             block_bytes: [bytes; kvstore_plan::TIERS],
             block_tokens: prompt.block_tokens as u32,
             prompt_tokens: prompt.tokens as u32,
@@ -234,6 +251,7 @@ impl Shared {
             }
             let request = Request {
                 held: &held,
+                groups: &[],
                 block_bytes,
                 block_tokens,
                 prompt_tokens,

@@ -325,6 +325,7 @@ impl Scheduler {
         };
         let prompt = Prompt {
             chain: &sequence.identities[found..wanted],
+            groups: &[],
             device_blocks: found,
             tokens: sequence.tokens.len(),
             block_tokens: self.blocks.kv.block_tokens(),

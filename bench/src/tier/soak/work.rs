@@ -165,6 +165,7 @@ impl Worker {
         self.rig.store.came(chain);
         let prompt = Prompt {
             chain,
+            groups: &[],
             device_blocks: 0,
             tokens: chain.len() * BLOCK_TOKENS + 1,
             block_tokens: BLOCK_TOKENS,

@@ -29,13 +29,21 @@ pub(super) fn disk(settings: &Settings) -> Finding {
     } else if tier.path.is_empty() {
         ("`disk_tier.path` is empty".to_owned(), "workers will not start".to_owned())
     } else {
-        match tier.engine.as_str() {
-            "nvme-user" | "spdk" => in_user_space(&tier.path),
-            "nvme-passthrough" => character_device(&tier.path),
-            _ => files(settings, Path::new(&tier.path)),
-        }
+        let each: Vec<(String, String)> = tier.path.0.iter().map(|path| of_path(settings, path)).collect();
+        let worst = each.iter().find(|(_, consequence)| consequence.contains("not start")).or(each.first());
+        let consequence = worst.map_or_else(String::new, |(_, consequence)| consequence.clone());
+        (each.into_iter().map(|(found, _)| found).collect::<Vec<_>>().join("; "), consequence)
     };
     Finding { what: "disk tier", found, consequence }
+}
+
+/// One of the tier's paths.
+fn of_path(settings: &Settings, path: &str) -> (String, String) {
+    match settings.disk_tier.engine.as_str() {
+        "nvme-user" | "spdk" => in_user_space(path),
+        "nvme-passthrough" => character_device(path),
+        _ => files(settings, Path::new(path)),
+    }
 }
 
 fn in_user_space(address: &str) -> (String, String) {
@@ -80,7 +88,7 @@ fn files(settings: &Settings, path: &Path) -> (String, String) {
         FILE_SYSTEMS.iter().find(|(of, _)| *of == magic).map_or("another file system", |(_, name)| name);
     let free = (room.f_bavail as u64).saturating_mul(room.f_bsize as u64);
     let workers = settings.serve.prefill_workers + settings.serve.decode_workers;
-    let needed = tier.capacity.0.saturating_mul(workers);
+    let needed = (tier.capacity.0 / tier.path.0.len().max(1) as u64).saturating_mul(workers);
     // What the files take already is theirs.
     let held = bytes_of_files(path);
     let opened = rustix::fs::open(&folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT, Mode::RUSR);
@@ -133,14 +141,14 @@ pub(crate) fn bytes_of_files(folder: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use control_config::Bytes;
+    use control_config::{Bytes, Paths};
 
     use super::*;
 
     fn with(capacity: u64, path: &str, engine: &str) -> Finding {
         let mut settings = Settings::default();
         settings.disk_tier.capacity = Bytes(capacity);
-        settings.disk_tier.path = path.to_owned();
+        settings.disk_tier.path = Paths(path.split(',').map(str::to_owned).collect());
         settings.disk_tier.engine = engine.to_owned();
         disk(&settings)
     }
@@ -153,6 +161,16 @@ mod tests {
         let there = there.to_str().expect("a path");
         assert!(with(1 << 50, there, "auto").consequence.contains("not enough room"));
         assert!(!with(1 << 20, there, "auto").consequence.contains("not start"), "there is a megabyte");
+        let second = format!("{there},{there}/second");
+        let two = with(1 << 20, &second, "auto");
+        assert!(
+            two.found.contains("; ") && !two.consequence.contains("not start"),
+            "{} {}",
+            two.found,
+            two.consequence
+        );
+        let missing = with(1 << 20, &format!("{there},relative/none"), "nvme-passthrough");
+        assert!(missing.consequence.contains("not start"), "{}", missing.consequence);
         assert!(with(1 << 20, there, "nvme-passthrough").found.contains("no character device"));
         assert!(with(1 << 20, "/dev/ng99n1", "nvme-passthrough").consequence.contains("not start"));
         assert!(with(1 << 20, "ffff:ff:1f.7", "nvme-user").consequence.contains("no such device"));

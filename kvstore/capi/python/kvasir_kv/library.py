@@ -162,6 +162,10 @@ class _Transfer(ctypes.Structure):
     ]
 
 
+class _Group(ctypes.Structure):
+    _fields_ = [("identities", ctypes.c_char_p), ("window", ctypes.c_uint64)]
+
+
 class _Prompt(ctypes.Structure):
     _fields_ = [
         ("bytes", ctypes.c_uint32),
@@ -173,6 +177,8 @@ class _Prompt(ctypes.Structure):
         ("queued_tokens", ctypes.c_uint64),
         ("may_fetch", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
+        ("groups", ctypes.POINTER(_Group)),
+        ("group_count", ctypes.c_size_t),
     ]
 
 
@@ -393,14 +399,23 @@ class Store:
         return matched.value
 
     def plan(
-        self, identities: bytes, held: int, tokens: int, block_tokens: int, queued_tokens: int, may_fetch: bool
+        self,
+        identities: bytes,
+        held: int,
+        tokens: int,
+        block_tokens: int,
+        queued_tokens: int,
+        may_fetch: bool,
+        groups: Sequence[tuple[bytes, int]] = (),
     ) -> Plan:
         """What is best done with a prompt of so many tokens, of which the engine has `held` blocks and `identities` name the next.
 
-        The engine computes `queued_tokens` of other prompts before. `may_fetch`: other nodes were not asked yet.
+        The engine computes `queued_tokens` of other prompts before. `may_fetch`: other nodes were not asked yet. `groups` are the
+        identities of further groups of layers, as many each, with how many of its last blocks each needs.
         """
         size, count = ctypes.sizeof(_Prompt), _count(identities)
-        prompt = _Prompt(size, block_tokens, identities, count, held, tokens, queued_tokens, may_fetch)
+        array = (_Group * len(groups))(*groups)
+        prompt = _Prompt(size, block_tokens, identities, count, held, tokens, queued_tokens, may_fetch, 0, array, len(groups))
         plan = _Plan()
         self._library.call("plan_prompt", self._handle, ctypes.byref(prompt), ctypes.byref(plan))
         return Plan(Operation(plan.operation) if plan.operation else None, plan.blocks, plan.deadline_us / 1e6)

@@ -34,7 +34,8 @@ class Source:
 class Load:
     """Blocks of the engine that a request waits for: from the store by their hashes, or from another engine.
 
-    From the store no longer than `deadline` seconds, if that is not 0: what has not come by then is computed.
+    From the store no longer than `deadline` seconds, if that is not 0: what has not come by then is computed. `is_whole`: a part of them is
+    of no use, because they belong to several groups of layers.
     """
 
     job: int
@@ -43,6 +44,7 @@ class Load:
     blocks: list[int]
     source: Source | None = None
     deadline: float = 0.0
+    is_whole: bool = False
 
 
 @dataclass
@@ -66,7 +68,8 @@ class Question:
 
     The engine has `held` blocks of it and `hashes` name the next ones, in a prompt of `tokens` tokens; before it the engine computes
     `queued_tokens` of others. With `may_fetch` the hashes begin with the prompt's very first block, and what is not here is brought here from
-    other nodes first, if that is worth it.
+    other nodes first, if that is worth it. `groups` are the hashes of further groups of layers, as many each, with how many of its last
+    blocks each needs.
     """
 
     number: int
@@ -76,6 +79,7 @@ class Question:
     block_tokens: int
     queued_tokens: int = 0
     may_fetch: bool = False
+    groups: list[tuple[list[bytes], int]] = field(default_factory=list)
 
     @property
     def wanted(self) -> list[bytes]:

@@ -16,6 +16,10 @@ prompt is not all here waits, once, until these have been asked and what they ha
 The stores know what is worth loading: they measure their tiers, and learn from `step_finished` how fast the engine computes prompts. A load ends
 at a deadline, beyond which it would cost more than it saves; the blocks that have not come are computed.
 
+Layers may be in several groups that have blocks of their own (hybrid models): those with a sliding window, for one, need only the
+last blocks before the next token, and the engine gives the earlier ones up. A request loads at once what all groups need; when a
+part of that is missing, the whole load has failed.
+
 A request may be one leg of a hand-off (see `handoff`). The engine that computes its prompt pushes each whole block in the
 step that completes it; such a block, too, is held until it was copied. The engine that generates from it loads, once,
 the blocks that it lacks of those before the prompt's last token from there, as it would from the store: what does not come is
@@ -37,6 +41,11 @@ from .handoff import Leg
 from .messages import Answer, Load, Prefill, Push, Question, Report, Save, Source, Step, TierChange
 
 Look = Callable[[Question], Answer]
+BlocksOf = Callable[[str], Sequence[Sequence[int]]]
+"""Gives the numbers of a request's blocks, in each of the engine's groups of layers."""
+
+_WHOLE_PREFIX = (1 << 64) - 1
+"""The window of a group that needs all blocks."""
 
 _LOOK_STEPS = 8
 """A look into the store of a worker in this process holds for so many steps: the engine asks for the request at the head of its
@@ -82,6 +91,7 @@ class _Tracked:
     """Blocks before this one need no look any more."""
     loads: int = 0
     loaded: range = range(0)
+    """Its blocks that were loaded, in all groups that needed them."""
     first: int = 0
     """Where the blocks begin that were last looked for."""
     computed: int = 0
@@ -140,11 +150,13 @@ class Scheduler:
         is_offloading: bool = True,
         is_handing_over: bool = False,
         is_fetching: bool = False,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         """`hash_tokens` lie between two of the engine's hashes; `nearby` gives a look into the store of a worker in this process.
 
         `is_offloading`: blocks are kept in the store. `is_handing_over`: the workers can hand blocks to other engines.
-        `is_fetching`: the stores bring blocks from other nodes or object storage.
+        `is_fetching`: the stores bring blocks from other nodes or object storage. `windows` has for each of the engine's groups
+        of layers how many blocks before the next token these need, none for all.
         """
         self._block_tokens = block_tokens
         self._hashes_per_block = block_tokens // hash_tokens
@@ -156,6 +168,11 @@ class Scheduler:
         self._is_offloading = is_offloading
         self._is_handing_over = is_handing_over
         self._is_fetching = is_fetching
+        self._windows = tuple(windows)
+        self._main = self._windows.index(None) if None in self._windows else 0
+        """The group whose blocks are named by the engine's hashes alone: one that needs all of them, if there is one."""
+        self._loads_whole = self._windows != (None,)
+        """Whether blocks that have not come make the others of their load useless: a window of those may begin behind them."""
         self._pool: Pool | None = None
         self._requests: dict[str, _Tracked] = {}
         self._step = Step()
@@ -163,7 +180,8 @@ class Scheduler:
         """Blocks of a save or a push, by its job."""
         self._saves: dict[int, list[int]] = {}
         self._saving: set[int] = set()
-        self._loading: dict[int, str] = {}
+        self._loading: dict[int, tuple[str, int]] = {}
+        """The request of a load, and how many blocks are to come."""
         self._asking: dict[int, str] = {}
         self._reports = Report()
         self._tiers: list[TierChange] = []
@@ -224,8 +242,8 @@ class Scheduler:
             return 0, False
         return stored * self._block_tokens, True
 
-    def allocated(self, request: Any, blocks: Sequence[int], external_tokens: int) -> None:
-        """The engine has given a request its blocks, of which those for `external_tokens` are to be loaded."""
+    def allocated(self, request: Any, blocks: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """The engine has given a request its blocks, of each group of layers, of which those for `external_tokens` are to be loaded."""
         tracked = self._track(request)
         tracked.asked = tracked.answer = tracked.look = None
         self._uncomputed_tokens[request.request_id] = request.num_tokens - tracked.computed - external_tokens
@@ -234,24 +252,33 @@ class Scheduler:
             return
         first, stop = tracked.first, tracked.first + count
         job = self._next_number()
-        self._loading[job] = request.request_id
         if tracked.leg is not None and tracked.leg.source is not None:
             source = Source(tracked.leg, self._content(tracked), first)
-            self._step.loads.append(Load(job, request.request_id, [], list(blocks[first:stop]), source))
+            self._step.loads.append(Load(job, request.request_id, [], list(blocks[self._main][first:stop]), source))
+            self._loading[job] = request.request_id, count
             # What comes is not saved: the store's names promise how a block was computed, which the sender does not tell.
             tracked.receiving, tracked.leg = tracked.leg, None
             tracked.loaded = range(first, stop)
             self._counters["awaited_blocks"] += count
             return
-        names = self._names(tracked, first, stop)
-        self._step.loads.append(Load(job, request.request_id, names, list(blocks[first:stop]), deadline=tracked.deadline))
+        names, chosen = [], []
+        for group, numbers in enumerate(blocks):
+            # Blocks that a group does not need have no place.
+            needed = [at for at in range(first, min(stop, len(numbers))) if not self._is_null(numbers[at])]
+            if needed:
+                of_group = self._names(tracked, needed[0], needed[-1] + 1, group)
+                names += [of_group[at - needed[0]] for at in needed]
+                chosen += [numbers[at] for at in needed]
+        load = Load(job, request.request_id, names, chosen, None, tracked.deadline, self._loads_whole)
+        self._step.loads.append(load)
+        self._loading[job] = request.request_id, len(chosen)
         tracked.loads += 1
         tracked.loaded = range(first, stop)
 
-    def next_step(self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Step:
+    def next_step(self, scheduled: Mapping[str, int], blocks_of: BlocksOf) -> Step:
         """What the workers are to do in this step.
 
-        `scheduled` are each request's tokens that are computed in it, `blocks_of` a request's blocks.
+        `scheduled` are each request's tokens that are computed in it, `blocks_of` a request's blocks of each group.
         """
         begun = _StepUnderWay(time.monotonic())
         for name, tokens in scheduled.items():
@@ -296,11 +323,13 @@ class Scheduler:
             self._saving.difference_update(self._saves.pop(job, ()))
             self._release(self._held.pop(job))
         for job, tally in complete.loaded.items():
-            tracked = self._requests.get(self._loading.pop(job))
+            name, count = self._loading.pop(job)
+            tracked = self._requests.get(name)
             if tracked is not None:
                 tracked.receiving = None
                 # What did not come is computed, and then it is to be saved.
-                tracked.loaded = tracked.loaded[: tally.least]
+                is_failed = self._loads_whole and tally.least < count
+                tracked.loaded = tracked.loaded[: 0 if is_failed else tally.least]
                 tracked.offered = min(tracked.offered, tracked.loaded.stop)
         for number, tally in complete.answers.items():
             tracked = self._requests.get(self._asking.pop(number))
@@ -434,16 +463,14 @@ class Scheduler:
         sides = (leg.source.processes, self._workers) if leg.source is not None else (self._workers, leg.receivers)
         return handoff.content(bytes(last), *sides)
 
-    def _push(
-        self, tracked: _Tracked, leg: Leg, computed: int, blocks_of: Callable[[str], Sequence[int]]
-    ) -> None:
+    def _push(self, tracked: _Tracked, leg: Leg, computed: int, blocks_of: BlocksOf) -> None:
         """Sends the prompt's blocks that are complete after this step."""
         stop = self._prompt_blocks(tracked)
         if tracked.is_stale or self._pool is None:
             # The receiver may have other weights, and computes it all.
             self._refuse(tracked)
             return
-        numbers = blocks_of(tracked.request.request_id)
+        numbers = blocks_of(tracked.request.request_id)[self._main]
         complete = min(computed // self._block_tokens, stop, len(numbers))
         if complete > tracked.pushed:
             first, tracked.pushed = tracked.pushed, complete
@@ -459,11 +486,15 @@ class Scheduler:
     def _hashed(self, request: Any) -> int:
         return len(request.block_hashes) // self._hashes_per_block
 
-    def _names(self, tracked: _Tracked, first: int, stop: int) -> list[bytes]:
-        """Hashes of a request's blocks. The hash at a block's end stands for all that comes before it."""
+    def _names(self, tracked: _Tracked, first: int, stop: int, group: int | None = None) -> list[bytes]:
+        """Hashes of a request's blocks in a group. The hash at a block's end stands for all that comes before it."""
         step = self._hashes_per_block
         hashes = tracked.request.block_hashes
-        return identity.salted(tracked.salt, [bytes(hashes[at * step - 1]) for at in range(first + 1, stop + 1)])
+        salt = tracked.salt if group is None or group == self._main else tracked.salt + b"group %d" % group
+        return identity.salted(salt, [bytes(hashes[at * step - 1]) for at in range(first + 1, stop + 1)])
+
+    def _is_null(self, number: int) -> bool:
+        return self._pool is not None and self._pool.blocks[number].is_null
 
     def _stored(self, tracked: _Tracked, first: int, stop: int) -> int | None:
         """How many blocks from `first` on are to be loaded; None: not known yet."""
@@ -492,9 +523,14 @@ class Scheduler:
         wanted = range(0, self._hashed(tracked.request)) if may_fetch else range(first, stop)
         names, tokens = self._names(tracked, wanted.start, wanted.stop), tracked.request.num_tokens
         queued = sum(self._uncomputed_tokens.values())
-        return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch)
+        groups = [
+            (self._names(tracked, first, stop, group), _WHOLE_PREFIX if window is None else window)
+            for group, window in enumerate(self._windows)
+            if group != self._main
+        ]
+        return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch, groups)
 
-    def _offer(self, tracked: _Tracked, computed: int, blocks_of: Callable[[str], Sequence[int]]) -> None:
+    def _offer(self, tracked: _Tracked, computed: int, blocks_of: BlocksOf) -> None:
         """Saves the blocks that a request completes in this step, and those that had to wait.
 
         Blocks that the engine had already are offered too: the store may have lost them since, and one that it has
@@ -503,18 +539,29 @@ class Scheduler:
         complete = min(computed // self._block_tokens, self._hashed(tracked.request))
         if complete <= tracked.offered or self._pool is None:
             return
-        numbers = blocks_of(tracked.request.request_id)
-        run = range(tracked.offered, tracked.offered)
-        while tracked.offered < min(complete, len(numbers)) and len(self._saving) + len(run) < self._saving_blocks_max:
+        groups = blocks_of(tracked.request.request_id)
+        runs: list[list[range]] = [[] for _ in groups]
+        chosen = 0
+        while tracked.offered < min(complete, *map(len, groups)):
             at = tracked.offered
+            fresh = [] if at in tracked.loaded else [group for group, numbers in enumerate(groups) if self._is_fresh(numbers[at])]
+            under_way = len(self._saving) + chosen
+            if under_way and under_way + len(fresh) > self._saving_blocks_max:
+                break
             tracked.offered += 1
-            is_under_way = numbers[at] in self._saving
-            if at not in tracked.loaded and not is_under_way and not self._pool.blocks[numbers[at]].is_null:
-                run = range(run.start, at + 1)
-                continue
-            self._save(tracked, run, numbers)
-            run = range(at + 1, at + 1)
-        self._save(tracked, run, numbers)
+            chosen += len(fresh)
+            for group in fresh:
+                if runs[group] and runs[group][-1].stop == at:
+                    runs[group][-1] = range(runs[group][-1].start, at + 1)
+                else:
+                    runs[group].append(range(at, at + 1))
+        for group, numbers in enumerate(groups):
+            for run in runs[group]:
+                self._save(tracked, run, numbers, group)
+
+    def _is_fresh(self, number: int) -> bool:
+        """Whether a block is one that can be saved, and is not being saved."""
+        return number not in self._saving and not self._is_null(number)
 
     def _hold(self, job: int, numbers: list[int]) -> None:
         assert self._pool is not None
@@ -522,16 +569,14 @@ class Scheduler:
         self._pool.touch(blocks)
         self._held[job] = blocks
 
-    def _save(self, tracked: _Tracked, run: range, numbers: Sequence[int]) -> None:
-        """Saves blocks that follow one another."""
-        if not run:
-            return
+    def _save(self, tracked: _Tracked, run: range, numbers: Sequence[int], group: int) -> None:
+        """Saves blocks of a group that follow one another."""
         job, chosen = self._next_number(), list(numbers[run.start : run.stop])
         self._hold(job, chosen)
         self._saving.update(chosen)
         self._saves[job] = chosen
         before = max(run.start - 1, 0)
-        names = self._names(tracked, before, run.stop)
+        names = self._names(tracked, before, run.stop, group)
         parent = names.pop(0) if run.start > 0 else None
         self._step.saves.append(Save(job, names, chosen, run.start, parent))
 

@@ -128,8 +128,10 @@ class Settings:
         elif "device" in sections:
             raise SettingsError("kv_connector_extra_config: store has a section device, and the KV caches are in host memory")
         disk = sections.get("disk_tier", {})
-        if disk.get("path"):
-            disk["path"] = str(Path(str(disk["path"])) / worker)
+        if isinstance(paths := disk.get("path"), (list, tuple)):
+            disk["path"] = [str(Path(str(path)) / worker) for path in paths]
+        elif paths:
+            disk["path"] = str(Path(str(paths)) / worker)
         return "".join(_section(name, values) for name, values in sections.items())
 
 

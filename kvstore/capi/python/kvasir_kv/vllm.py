@@ -12,8 +12,8 @@ vLLM makes one connector for its scheduler and one for each worker. With one GPU
 directly; on a CPU, and with several GPUs, workers are processes of their own and all that the sides tell each other
 goes with the steps.
 
-What this cannot keep right is refused at the start: several groups of KV caches (hybrid models), pipeline and context
-parallel engines, hashes that are not collision resistant, sleep mode, and scales of a quantised cache that are
+Layers may be in several groups (hybrid models): full attention, sliding windows and chunks of attention are kept each under names of
+their own. What this cannot keep right is refused at the start: recurrent states (Mamba), pipeline and context parallel engines, hashes that are not collision resistant, sleep mode, and scales of a quantised cache that are
 computed as requests come.
 
 Tested on a CPU. The path for CUDA differs only in what `vllm_engine.memory_of` gives, an event for each step and for each
@@ -33,6 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
@@ -46,7 +47,18 @@ from .messages import Report, Step, TierChange
 from .planes import Layout, layout
 from .scheduler import Look, Scheduler
 from .settings import Settings
-from .vllm_engine import adapter_salt, handoff_facts, memory_of, refuse, refuse_handoff, worker_facts, worker_name
+from .vllm_engine import (
+    adapter_salt,
+    group_facts,
+    handoff_facts,
+    memory_of,
+    refuse,
+    refuse_far,
+    refuse_handoff,
+    windows,
+    worker_facts,
+    worker_name,
+)
 from .vllm_metrics import KvasirMetrics, KvasirStats
 from .worker import HandOff, Worker
 
@@ -108,6 +120,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config or {})
         refuse(vllm_config, kv_cache_config)
+        refuse_far(kv_cache_config, self._settings)
         refuse_handoff(vllm_config, self._settings)
         transfer = self._settings.transfer
         exposed = handoff.exposure(transfer, self._settings.rdma) if transfer is not None else None
@@ -134,13 +147,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduling.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: "Request", blocks: Any, num_external_tokens: int) -> None:
-        self._scheduling.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+        self._scheduling.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         state = scheduler_output.kv_connector_block_state
         assert state is not None
         scheduled = scheduler_output.num_scheduled_tokens
-        return KvasirMetadata(self._scheduling.next_step(scheduled, lambda name: state.resolve_block_ids(name)[0]))
+        return KvasirMetadata(self._scheduling.next_step(scheduled, state.resolve_block_ids))
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         told = connector_output.kv_connector_worker_meta
@@ -197,8 +210,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             store.close()
             raise
         settings, replicas = self._settings, int(self._kv_cache_config.kv_tp_replicas)
+        layout_facts = (*found.facts, *group_facts(self._kv_cache_config))
         facts = worker_facts(
-            self._vllm_config, found.facts, kv_caches, settings.namespace, settings.is_fetching, replicas
+            self._vllm_config, layout_facts, kv_caches, settings.namespace, settings.is_fetching, replicas
         )
         key = identity.key(facts)
         self._worker = Worker(store, tensors, key, found.block_bytes, record, handing_over, tells_tiers)
@@ -229,9 +243,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         self._working.save(self._told)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         self._working.poll()
-        return None, self._working.take_arrived() or None
+        return KVConnectorTransferResults(
+            finished_recving=self._working.take_arrived(), failed_recving=self._working.take_failed()
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._working.take_missing()
@@ -361,4 +377,5 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             is_offloading=self._settings.offload,
             is_handing_over=self._settings.transfer is not None,
             is_fetching=self._settings.is_fetching,
+            windows=windows(self._kv_cache_config),
         )

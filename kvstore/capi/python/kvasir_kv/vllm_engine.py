@@ -11,7 +11,13 @@ import torch
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.core import kv_cache_utils
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
 from vllm.version import __version__ as vllm_version
 
 from . import identity
@@ -43,12 +49,15 @@ def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
     """Raises what is wrong with an engine's configuration, all at once."""
     cache, parallel = config.cache_config, config.parallel_config
     problems = []
-    groups = caches.kv_cache_groups
-    if len(groups) != 1 or not _is_full_attention(groups[0].kv_cache_spec):
-        kinds = [type(group.kv_cache_spec).__name__ for group in groups]
-        problems.append(
-            f"KV caches {kinds} are not one group of full attention (see --disable-hybrid-kv-cache-manager)"
-        )
+    kinds = [_kind(group.kv_cache_spec) for group in caches.kv_cache_groups]
+    unknown = sorted({type(group.kv_cache_spec).__name__ for group, kind in zip(caches.kv_cache_groups, kinds) if kind is None})
+    if unknown or not kinds:
+        problems.append(f"groups of KV caches of kinds {unknown} are neither full, sliding window nor chunked attention")
+    sizes = sorted({group.kv_cache_spec.block_size for group in caches.kv_cache_groups})
+    if len(sizes) > 1:
+        problems.append(f"groups of KV caches have blocks of {sizes} tokens, which must be equal")
+    if config.speculative_config is not None and len(kinds) > 1:
+        problems.append("speculative decoding needs more of a sliding window than is loaded here")
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             problems.append(f"{name} is {getattr(parallel, name)} and must be 1")
@@ -70,6 +79,21 @@ def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
         raise ValueError("KvasirConnector: " + "; ".join(problems))
     if not hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") and "PYTHONHASHSEED" not in os.environ:
         logger.warning("This vLLM names blocks anew at each start; set PYTHONHASHSEED to find them after a restart.")
+
+
+def refuse_far(caches: "KVCacheConfig", settings: Settings) -> None:
+    """Raises what of its store's configuration an engine with several groups of layers can't have."""
+    if windows(caches) == [None]:
+        return
+    if settings.transfer is not None:
+        raise ValueError(
+            "KvasirConnector: blocks of several groups of layers, or of sliding windows, are not handed over: leave section transfer out"
+        )
+    if settings.is_fetching:
+        raise ValueError(
+            "KvasirConnector: blocks of several groups of layers, or of sliding windows, are not brought from other nodes: leave remote_tier "
+            "and object_tier out"
+        )
 
 
 def refuse_handoff(config: "VllmConfig", settings: Settings) -> None:
@@ -148,11 +172,35 @@ def _config_facts(config: Any) -> object:
     return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
-def _is_full_attention(spec: Any) -> bool:
+def _kind(spec: Any) -> tuple[str, int] | None:
+    """The kind of a group's attention and the tokens that it reaches back; none for those that blocks are not kept of.
+
+    Kinds that are made from these may keep more than the tokens of a block in it.
+    """
     if isinstance(spec, UniformTypeKVCacheSpecs):
-        return all(_is_full_attention(one) for one in spec.kv_cache_specs.values())
-    # Kinds that are made from these may keep more than the tokens of a block in it.
-    return type(spec) in (FullAttentionSpec, MLAAttentionSpec)
+        kinds = {_kind(one) for one in spec.kv_cache_specs.values()}
+        return kinds.pop() if len(kinds) == 1 else None
+    if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
+        return "full", 0
+    if type(spec) is SlidingWindowSpec:
+        # Of the token that is computed next, and as many before it.
+        return "sliding", spec.sliding_window - 1 + int(getattr(spec, "extra_retained_tokens", 0))
+    if type(spec) is ChunkedLocalAttentionSpec:
+        return "chunked", spec.attention_chunk_size
+    return None
+
+
+def windows(caches: "KVCacheConfig") -> list[int | None]:
+    """For each group of layers how many blocks before the next token it needs at most; none: all of them."""
+    kinds = [(_kind(group.kv_cache_spec), group.kv_cache_spec.block_size) for group in caches.kv_cache_groups]
+    return [None if kind is None or kind[0] == "full" else -(-kind[1] // size) for kind, size in kinds]
+
+
+def group_facts(caches: "KVCacheConfig") -> list[object]:
+    """What decides the meaning of blocks of several groups: their layers, and what these look at; nothing of one that needs all."""
+    if windows(caches) == [None]:
+        return []
+    return [[_kind(group.kv_cache_spec), list(group.layer_names)] for group in caches.kv_cache_groups]
 
 
 def worker_facts(

@@ -125,6 +125,7 @@ class Worker:
         self._report = Report()
         self._arrived: set[str] = set()
         self._missing: set[int] = set()
+        self._failed_loads: set[str] = set()
         self._counters: Counter[str] = Counter()
         self._told_at: float | None = None
         self._untold = 0
@@ -136,9 +137,10 @@ class Worker:
 
     def _plan(self, question: Question, may_fetch: bool) -> Plan:
         names = identity.identities(self._key, question.wanted)
-        tokens, block_tokens = question.tokens, question.block_tokens
+        groups = [(identity.identities(self._key, hashes), window) for hashes, window in question.groups]
+        tokens, block_tokens, queued = question.tokens, question.block_tokens, question.queued_tokens
         try:
-            return self._store.plan(names, question.held, tokens, block_tokens, question.queued_tokens, may_fetch)
+            return self._store.plan(names, question.held, tokens, block_tokens, queued, may_fetch, groups)
         except StoreError as problem:
             self._failed("plan", str(problem))
             return Plan(None)
@@ -274,6 +276,11 @@ class Worker:
         """Blocks of the engine that were to be loaded and hold nothing of use."""
         missing, self._missing = self._missing, set()
         return missing
+
+    def take_failed(self) -> set[str]:
+        """Requests whose loads are over and have brought nothing of use, because a part is missing."""
+        failed, self._failed_loads = self._failed_loads, set()
+        return failed
 
     def take_counters(self) -> dict[str, int]:
         """What happened since the last call."""
@@ -501,7 +508,10 @@ class Worker:
             return
         self._report.loaded[number] = Tally(1, blocks)
         self._arrived.add(job.request)
-        self._missing.update(job.blocks[blocks:])
+        if not job.is_whole:
+            self._missing.update(job.blocks[blocks:])
+        elif missing:
+            self._failed_loads.add(job.request)
         if job.source is not None:
             self._received(job, completion)
             return

@@ -2,14 +2,14 @@
 
 mod far;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use dataplane_memory::PageSize;
 use dataplane_verbs::Library;
 use kvstore_catalog::PolicyKind;
 use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment, Recovered};
-use kvstore_io::files::{Files, FolderConfig, open_folder};
+use kvstore_io::files::{Files, FolderConfig, open_folders};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
@@ -142,6 +142,7 @@ pub(crate) fn disk(
         // At most 512 MiB and a page.
         slot_bytes: slot_bytes as u32,
         meta_bytes_max: DISK_META_BYTES_MAX as u16,
+        stripes: tier.path.0.len().max(1) as u32,
         reformat: tier.reformat,
         operations_max: tier.depth as u32,
         ..DiskConfig::default()
@@ -155,7 +156,7 @@ pub(crate) fn disk(
     let (depth, eviction) = (tier.depth as usize, policy(tier.eviction));
     let open = move || {
         open_log(&tier, segment_bytes, config, wrap)
-            .map_err(|error| format!("disk_tier.path = \"{}\": {error}", tier.path).into())
+            .map_err(|error| format!("disk_tier.path = {}: {error}", tier.path).into())
     };
     DiskTier { open: Box::new(open), depth, eviction, admission }
 }
@@ -167,7 +168,7 @@ fn open_log(
     config: DiskConfig,
     wrap: impl FnOnce(Box<dyn IoEngine>) -> Box<dyn IoEngine>,
 ) -> Result<(DiskLog, Vec<Recovered>), Broken> {
-    std::fs::create_dir_all(Path::new(&tier.path))?;
+    tier.path.0.iter().try_for_each(std::fs::create_dir_all)?;
     let engine = wrap(engine(tier, segment_bytes)?);
     let areas: Vec<Area> =
         (0..).zip(&engine.geometry().files).map(|(file, &bytes)| Area { file, offset: 0, bytes }).collect();
@@ -180,7 +181,9 @@ fn engine(tier: &DiskTierSettings, segment_bytes: u64) -> Result<Box<dyn IoEngin
     let files = || -> Result<Files, Broken> {
         let count = u32::try_from(tier.capacity.0 / segment_bytes.max(1))
             .map_err(|_| "disk_tier.segment: too many segments")?;
-        Ok(open_folder(&FolderConfig::new(PathBuf::from(&tier.path), segment_bytes, count))?)
+        let paths: Vec<PathBuf> = tier.path.0.iter().map(PathBuf::from).collect();
+        let each = count / paths.len().max(1) as u32;
+        Ok(open_folders(&paths, &FolderConfig::new("", segment_bytes, each))?)
     };
     if tier.engine != Engine::Pread {
         let ring = RingConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };

@@ -17,7 +17,7 @@ use serde::de::IgnoredAny;
 use crate::format::HEAD_BYTES_MAX;
 use crate::status::{Failure, Status};
 pub(crate) use far::{ObjectTierSettings, RemoteTierSettings};
-pub(crate) use value::{Size, Time};
+pub(crate) use value::{Paths, Size, Time};
 
 /// Slots of hand-offs begin at multiples of this.
 pub(crate) const SLOT_GRAIN: u64 = 64;
@@ -96,8 +96,8 @@ pub(crate) struct HostTierSettings {
 pub(crate) struct DiskTierSettings {
     /// Space of the tier, in whole files; nothing turns it off. At most 1 PiB.
     pub(crate) capacity: Size,
-    /// The folder of its files, for one open store at a time.
-    pub(crate) path: String,
+    /// The folder of its files, for one open store at a time; of several devices one on each.
+    pub(crate) path: Paths,
     pub(crate) engine: Engine,
     /// Size of one file. 1 MiB to 64 GiB.
     pub(crate) segment: Size,
@@ -215,6 +215,8 @@ pub(crate) struct RdmaSettings {
     pub(crate) traffic_class: u8,
 }
 
+/// Folders of a disk tier: what the log deals slots out over.
+const DEVICES_MAX: u64 = 64;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Default for TransferSettings {
@@ -334,7 +336,7 @@ impl Default for DiskTierSettings {
     fn default() -> Self {
         Self {
             capacity: Size(0),
-            path: String::new(),
+            path: Paths::default(),
             engine: Engine::Auto,
             segment: Size(256 << 20),
             depth: 64,
@@ -500,6 +502,17 @@ impl Settings {
                     disk_tier.capacity
                 ));
             }
+            let folders = disk_tier.path.0.len().max(1) as u64;
+            if folders > DEVICES_MAX || disk_tier.path.0.iter().any(String::is_empty) && folders > 1 {
+                misfits.push(format!(
+                    "disk_tier.path names {folders} folders: at most {DEVICES_MAX}, and none empty"
+                ));
+            } else if !(disk_tier.capacity.0 / self.segment_bytes().max(1)).is_multiple_of(folders) {
+                misfits.push(format!(
+                    "disk_tier.capacity = {} in files of disk_tier.segment = {} cannot be shared out over {folders} folders",
+                    disk_tier.capacity, disk_tier.segment
+                ));
+            }
             if disk_tier.capacity.0 < slot_bytes {
                 misfits.push(too_small("disk_tier.capacity", disk_tier.capacity));
             } else if disk_tier.segment.0 < slot_bytes {
@@ -532,7 +545,10 @@ mod tests {
             (Size(3 << 30), Eviction::Lru)
         );
         let disk = &settings.disk_tier;
-        assert_eq!((disk.engine, disk.write, disk.path.as_str()), (Engine::IoUring, Write::Back, "/kv"));
+        assert_eq!(
+            (disk.engine, disk.write, disk.path.to_string().as_str()),
+            (Engine::IoUring, Write::Back, "\"/kv\"")
+        );
         assert_eq!((disk.eviction, settings.segment_bytes()), (Eviction::S3Fifo, 1 << 30));
     }
 
@@ -548,6 +564,12 @@ mod tests {
             ("[host_tier]\ncapacity = \"100 KiB\"\n", "host_tier.capacity = \"100 KiB\" holds no slot"),
             ("[host_tier]\neviction = \"cost\"\n", "expected `lru` or `s3-fifo`"),
             ("[disk_tier]\ncapacity = \"1 GiB\"\n", "disk_tier.path is empty"),
+            (
+                "[disk_tier]\ncapacity = \"768 MiB\"\npath = [\"x\", \"y\"]\n",
+                "\"256 MiB\" cannot be shared out over 2 folders",
+            ),
+            ("[disk_tier]\ncapacity = \"512 MiB\"\npath = [\"x\", \"\"]\n", "none empty"),
+            ("[disk_tier]\ncapacity = \"512 MiB\"\npath = 3\n", "expected a path or a list of paths"),
             (
                 "[disk_tier]\ncapacity = \"4 KiB\"\npath = \"x\"\n",
                 "disk_tier.capacity = \"4 KiB\" holds no slot",

@@ -30,6 +30,40 @@ impl fmt::Display for Size {
     }
 }
 
+/// Folders, written `"/a"` or `["/a", "/b"]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(from = "OneOrMore")]
+pub(crate) struct Paths(pub(crate) Vec<String>);
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a path or a list of paths")]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+impl From<OneOrMore> for Paths {
+    fn from(given: OneOrMore) -> Self {
+        match given {
+            OneOrMore::One(path) if path.is_empty() => Self::default(),
+            OneOrMore::One(path) => Self(vec![path]),
+            OneOrMore::More(paths) => Self(paths),
+        }
+    }
+}
+
+impl Paths {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(String::is_empty)
+    }
+}
+
+impl fmt::Display for Paths {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "\"{}\"", self.0.join("\", \""))
+    }
+}
+
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Text;

@@ -1,9 +1,11 @@
 //! Plans: whether blocks are worth loading, or computing them is faster.
 
+use std::iter::zip;
+use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_store::{Plan, Prompt as StorePrompt};
+use kvstore_store::{Plan, Prompt as StorePrompt, PromptGroup};
 
 use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
 use super::paged::{FETCH, LOAD};
@@ -16,6 +18,18 @@ use crate::status::{Failure, Status};
 const COMPUTE: u32 = 0;
 /// Tokens of a prompt, and of those before it.
 const TOKENS_MAX: u64 = 1 << 31;
+/// Groups of a prompt, beside its own blocks.
+const GROUPS_MAX: usize = 64;
+
+/// A group of layers with blocks of its own, `kvasir_kv_group` in C.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Group {
+    /// As many as the prompt has.
+    pub identities: *const Identity,
+    /// Blocks that are needed before the first one that is computed.
+    pub window: u64,
+}
 
 /// A prompt that is about to be computed, `kvasir_kv_prompt` in C.
 #[repr(C)]
@@ -39,6 +53,10 @@ pub struct Prompt {
     pub may_fetch: u32,
     /// Must be zero.
     pub reserved: u32,
+    /// Groups of layers with blocks of their own.
+    pub groups: *const Group,
+    /// Number of groups.
+    pub group_count: usize,
 }
 
 /// The plan for a prompt, `kvasir_kv_plan` in C.
@@ -65,7 +83,7 @@ unsafe fn read(prompt: *const Prompt) -> Result<Prompt, Failure> {
     // SAFETY: not null, and every version has this field.
     let bytes_of = |prompt: *const Prompt| unsafe { (*prompt).bytes } as usize;
     // SAFETY: the caller promised as many bytes; plain numbers and a pointer, for which zero is a value.
-    let prompt = unsafe { versioned(prompt, "kvasir_kv_prompt", size_of::<Prompt>(), bytes_of) }?;
+    let prompt = unsafe { versioned(prompt, "kvasir_kv_prompt", offset_of!(Prompt, groups), bytes_of) }?;
     if prompt.block_tokens == 0 {
         return Err(invalid("block_tokens is 0"));
     }
@@ -87,13 +105,19 @@ unsafe fn read(prompt: *const Prompt) -> Result<Prompt, Failure> {
     if prompt.may_fetch > 1 || prompt.reserved != 0 {
         return Err(invalid("may_fetch is neither 0 nor 1, or reserved is not 0"));
     }
+    if prompt.group_count > GROUPS_MAX {
+        return Err(invalid("group_count is above 64"));
+    }
+    if prompt.group_count > 0 && prompt.may_fetch == 1 {
+        return Err(invalid("may_fetch is 1, and blocks of groups are not fetched"));
+    }
     Ok(prompt)
 }
 
 /// Says what is best done with a prompt.
 ///
 /// # Safety
-/// As in the header: one prompt with its identities, `plan` writable.
+/// As in the header: one prompt with its identities and groups, `plan` writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvasir_kv_plan_prompt(
     handle: *mut Handle,
@@ -114,8 +138,24 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
         let identities =
             unsafe { elements(prompt.identities, prompt.count, "identities is a null pointer") }?;
         let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
+        // SAFETY: the caller promised as many groups.
+        let groups = unsafe { elements(prompt.groups, prompt.group_count, "groups is a null pointer") }?;
+        let mut of_groups: Vec<Vec<BlockIdentity>> = Vec::with_capacity(groups.len());
+        for group in groups {
+            let text = "identities of a group is a null pointer";
+            // SAFETY: the caller promised as many identities as the prompt has.
+            let identities = unsafe { elements(group.identities, prompt.count, text) }?;
+            of_groups.push(identities.iter().copied().map(BlockIdentity).collect());
+        }
+        let groups: Vec<PromptGroup<'_>> = zip(groups, &of_groups)
+            .map(|(group, chain)| PromptGroup {
+                chain,
+                window: usize::try_from(group.window).unwrap_or(usize::MAX),
+            })
+            .collect();
         let asked = StorePrompt {
             chain: &chain,
+            groups: &groups,
             device_blocks: prompt.held as usize,
             tokens: prompt.tokens as usize,
             block_tokens: prompt.block_tokens as usize,

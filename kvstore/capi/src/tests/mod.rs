@@ -157,6 +157,31 @@ fn blocks_on_the_disk_survive_a_restart_with_their_meta() {
 }
 
 #[test]
+fn several_folders_take_equal_shares_and_survive_a_restart() {
+    let folder = Folder::new("shares");
+    let paths = ["one", "two"].map(|name| folder.0.join(name));
+    let list = format!("[\"{}\", \"{}\"]", paths[0].display(), paths[1].display());
+    let one = format!("\"{}\"", folder.0.display());
+    let text = folder.configuration("4 MiB", "").replace(&one, &list);
+    let store = opened(&text);
+    put_all(&*store, 0..60);
+    wait_until_written(&*store, 60);
+    store.close();
+    // A slot is five pages, and new files are zeros.
+    let used = paths.each_ref().map(|path| {
+        let bytes = std::fs::read(path.join("segment-0000")).expect("a segment");
+        bytes.chunks(4096).filter(|page| page.iter().any(|byte| *byte != 0)).count()
+    });
+    assert!(used[0].abs_diff(used[1]) <= 5 && used[0] >= 60, "{used:?} pages");
+    assert!(paths.iter().all(|path| !path.join("segment-0001").exists()), "8 MiB in files of 4 MiB");
+    let store = opened(&text);
+    for number in 0..60 {
+        assert_eq!(get(&*store, &identity(number)), Ok(Some(block(number))), "{number}");
+    }
+    store.close();
+}
+
+#[test]
 fn what_leaves_memory_is_read_from_the_disk() {
     let folder = Folder::new("below");
     // Seven slots.

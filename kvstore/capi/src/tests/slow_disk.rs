@@ -161,6 +161,7 @@ fn plans_leave_a_disk_alone_that_became_slow_and_come_back() {
     let chain: Vec<_> = (0..BLOCKS as u32).map(|number| BlockIdentity(identity(number))).collect();
     let prompt = Prompt {
         chain: &chain,
+        groups: &[],
         device_blocks: 0,
         tokens: BLOCKS * TOKENS + 1,
         block_tokens: TOKENS,

@@ -174,7 +174,7 @@ class Engine:
             if not request.is_loading and self.admit(request):
                 scheduled[request.request_id] = self.schedule(request)
         blocks_of = {request.request_id: request.blocks for request in self.running}
-        step = self.scheduler.next_step(scheduled, lambda name: blocks_of[name])
+        step = self.scheduler.next_step(scheduled, lambda name: [blocks_of[name]])
         self.worker.begin(step)
         for request in self.running:
             self.compute(request, scheduled[request.request_id])
@@ -202,7 +202,7 @@ class Engine:
                 self.free(request)
                 return False
             request.blocks = hits + taken
-            self.scheduler.allocated(request, request.blocks, external)
+            self.scheduler.allocated(request, [request.blocks], external)
             request.loaded = external // TOKENS
             request.num_computed_tokens = len(hits) * TOKENS + external
             request.is_loading = is_async
@@ -350,17 +350,17 @@ class Sides(unittest.TestCase):
                     self.assertFalse(scheduler.is_waiting())
                     continue
                 self.assertEqual(scheduler.matched_tokens(request, TOKENS), (None, False))
-                (question,) = scheduler.next_step({}, lambda name: []).questions
+                (question,) = scheduler.next_step({}, lambda name: [[]]).questions
                 self.assertEqual((question.hashes, question.held), (request.block_hashes, 1))
                 self.assertEqual(scheduler.matched_tokens(request, TOKENS), (None, False))
                 self.assertTrue(scheduler.is_waiting())
                 scheduler.take_report(Report(answers={question.number: Tally(1, 2, 0.5)}))
                 for _ in range(20):
                     self.assertEqual(scheduler.matched_tokens(request, TOKENS), (2 * TOKENS, True))
-                    self.assertEqual(scheduler.next_step({}, lambda name: []).questions, [])
+                    self.assertEqual(scheduler.next_step({}, lambda name: [[]]).questions, [])
                 self.assertFalse(scheduler.is_waiting())
-                scheduler.allocated(request, [0, 1, 2, 3, 4], 2 * TOKENS)
-                (load,) = scheduler.next_step({}, lambda name: []).loads
+                scheduler.allocated(request, [[0, 1, 2, 3, 4]], 2 * TOKENS)
+                (load,) = scheduler.next_step({}, lambda name: [[]]).loads
                 self.assertEqual((load.blocks, load.deadline), ([1, 2], 0.5))
 
     def test_the_stores_learn_how_fast_prompts_are_computed(self) -> None:
@@ -368,7 +368,7 @@ class Sides(unittest.TestCase):
         one, two = self.prompt("one", 6 * TOKENS), self.prompt("two", 4 * TOKENS)
         for request in (one, two):
             self.assertEqual(scheduler.matched_tokens(request, 0), (0, False))
-            scheduler.allocated(request, list(range(10)), 0)
+            scheduler.allocated(request, [list(range(10))], 0)
         asked: list[Question] = []
 
         def look(question: Question) -> Answer:
@@ -376,7 +376,7 @@ class Sides(unittest.TestCase):
             return Answer(0)
 
         scheduler._nearby = lambda: look
-        blocks_of = lambda name: list(range(10))
+        blocks_of = lambda name: [list(range(10))]
         scheduler.next_step({"one": 2 * TOKENS, "two": 3 * TOKENS}, blocks_of)
         one.num_computed_tokens, two.num_computed_tokens = 2 * TOKENS, 3 * TOKENS
         scheduler.matched_tokens(self.prompt("three", 8 * TOKENS), 0)
@@ -524,8 +524,8 @@ class Sides(unittest.TestCase):
         scheduler.bind(pool)
         request.blocks = pool.take(6)
         pool.blocks[request.blocks[2]].is_null = True
-        scheduler.allocated(request, request.blocks, 0)
-        saves = scheduler.next_step({"one": 6 * TOKENS}, lambda name: request.blocks).saves
+        scheduler.allocated(request, [request.blocks], 0)
+        saves = scheduler.next_step({"one": 6 * TOKENS}, lambda name: [request.blocks]).saves
         hashes, found = request.block_hashes, [(save.first, save.parent, save.hashes, save.blocks) for save in saves]
         expected = [(0, None, hashes[:2], request.blocks[:2]), (3, hashes[2], hashes[3:], request.blocks[3:])]
         self.assertEqual(found, expected)
@@ -556,14 +556,14 @@ class Sides(unittest.TestCase):
         for step in range(24):
             self.assertEqual(scheduler.matched_tokens(request, 0), (2 * TOKENS, True))
             self.assertEqual(len(looks), 1 + step // 8)
-            scheduler.next_step({}, lambda request: [])
+            scheduler.next_step({}, lambda name: [[]])
         self.assertEqual(looks, [4] * 3)
         # Of other blocks of the prompt it says nothing.
         scheduler.matched_tokens(request, TOKENS)
         scheduler.matched_tokens(request, TOKENS)
         self.assertEqual(looks, [4, 4, 4, 3])
         # Nor after the request had room once: it may have been preempted.
-        scheduler.allocated(request, [0, 1, 2, 3, 4], 2 * TOKENS)
+        scheduler.allocated(request, [[0, 1, 2, 3, 4]], 2 * TOKENS)
         request.num_preemptions = 1
         scheduler.matched_tokens(request, TOKENS)
         self.assertEqual(looks, [4, 4, 4, 3, 3])
@@ -573,14 +573,14 @@ class Sides(unittest.TestCase):
             with self.subTest(what):
                 scheduler, request = Scheduler(TOKENS, TOKENS, 1, 1000), self.prompt("one", 5 * TOKENS)
                 self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
-                (old,) = scheduler.next_step({}, lambda name: []).questions
+                (old,) = scheduler.next_step({}, lambda name: [[]]).questions
                 if what == "reset":
                     self.assertTrue(scheduler.reset())
                 else:
                     scheduler.finished(request)
                     request = self.prompt("one", 5 * TOKENS, seed=2)
                 self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
-                (new,) = scheduler.next_step({}, lambda name: []).questions
+                (new,) = scheduler.next_step({}, lambda name: [[]]).questions
                 self.assertNotEqual(old.hashes, new.hashes)
                 scheduler.take_report(Report(answers={old.number: Tally(1, 4)}))
                 self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
@@ -592,20 +592,20 @@ class Sides(unittest.TestCase):
         scheduler, request, pool = Scheduler(TOKENS, TOKENS, 2, 1000), self.prompt("one", 5 * TOKENS), Pool(8)
         scheduler.bind(pool)
         scheduler.matched_tokens(request, 0)
-        (question,) = scheduler.next_step({}, lambda name: []).questions
+        (question,) = scheduler.next_step({}, lambda name: [[]]).questions
         scheduler.take_report(Report(answers={question.number: Tally(1, 4)}))
         self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
         scheduler.take_report(Report(answers={question.number: Tally(1, 3)}))
         self.assertEqual(scheduler.matched_tokens(request, 0), (3 * TOKENS, True))
         request.blocks = pool.take(5)
-        scheduler.allocated(request, request.blocks, 3 * TOKENS)
-        (load,) = scheduler.next_step({}, lambda name: request.blocks).loads
+        scheduler.allocated(request, [request.blocks], 3 * TOKENS)
+        (load,) = scheduler.next_step({}, lambda name: [request.blocks]).loads
         self.assertEqual(load.blocks, request.blocks[:3])
         scheduler.take_report(Report(loaded={load.job: Tally(1, 1)}))
         scheduler.take_report(Report(loaded={load.job: Tally(1, 3)}))
         # What one of them lacks is computed by both.
         request.num_computed_tokens = TOKENS
-        (save,) = scheduler.next_step({"one": 4 * TOKENS}, lambda name: request.blocks).saves
+        (save,) = scheduler.next_step({"one": 4 * TOKENS}, lambda name: [request.blocks]).saves
         self.assertEqual((save.blocks, save.hashes), (request.blocks[1:], request.block_hashes[1:]))
         self.assertEqual((save.first, save.parent), (1, request.block_hashes[0]))
 
@@ -626,8 +626,8 @@ class Sides(unittest.TestCase):
         scheduler.bind(pool)
         request = self.prompt("one", 4 * TOKENS)
         request.blocks = pool.take(4)
-        scheduler.allocated(request, request.blocks, 0)
-        step = scheduler.next_step({"one": 4 * TOKENS}, lambda name: request.blocks)
+        scheduler.allocated(request, [request.blocks], 0)
+        step = scheduler.next_step({"one": 4 * TOKENS}, lambda name: [request.blocks])
         (save,) = step.saves
         request.num_computed_tokens = 4 * TOKENS
         scheduler.finished(request)

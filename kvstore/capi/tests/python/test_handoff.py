@@ -228,11 +228,11 @@ class Sides(unittest.TestCase):
         prefill.scheduler = Scheduler(TOKENS, TOKENS, 2, 1000, is_offloading=False, is_handing_over=True)
         prefill.scheduler.bind(prefill.pool)
         first, second = self.legs(prefill)
-        step = prefill.scheduler.next_step({}, lambda name: [])
+        step = prefill.scheduler.next_step({}, lambda name: [[]])
         request = prompt("p", 10, params=first)
         request.blocks = prefill.pool.take(10) or []
         prefill.scheduler.matched_tokens(request, 0)
-        step = prefill.scheduler.next_step({"p": 10 * TOKENS}, lambda name: request.blocks)
+        step = prefill.scheduler.next_step({"p": 10 * TOKENS}, lambda name: [request.blocks])
         self.assertEqual(len(step.pushes), 1)
         prefill.worker.begin(step)
         prefill.worker.save(step)

@@ -47,7 +47,14 @@ class FakeStore:
         return True
 
     def plan(
-        self, identities: bytes, held: int, tokens: int, block_tokens: int, queued_tokens: int, may_fetch: bool
+        self,
+        identities: bytes,
+        held: int,
+        tokens: int,
+        block_tokens: int,
+        queued_tokens: int,
+        may_fetch: bool,
+        groups: list[tuple[bytes, int]],
     ) -> Plan:
         self.fail("plan_prompt")
         return Plan(Operation.FETCH, 0, 0.2) if may_fetch else Plan(Operation.LOAD, len(identities) // 16, 0.5)

@@ -48,7 +48,7 @@ pub fn open_device(config: &DeviceConfig) -> Result<Files, IoError> {
         return Err(refused("open", path, IoErrorKind::NoSpace, "it has no bytes".to_owned()));
     }
     let stored = StoredFile { path: path.clone(), file, bytes, is_device: true };
-    Ok(Files { files: vec![stored], block_bytes: config.block_bytes, _locks: Vec::new() })
+    Ok(Files { files: vec![stored], block_bytes: config.block_bytes, locks: Vec::new() })
 }
 
 /// Opens a block device so that nobody else can mount it or open it this way.

@@ -87,7 +87,23 @@ pub fn open_folder(config: &FolderConfig) -> Result<Files, IoError> {
     remove_surplus(config)?;
     let folder = open(&config.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     rustix::fs::fsync(&folder).map_err(|errno| failed("fsync", &config.path, errno))?;
-    Ok(Files { files, block_bytes: config.block_bytes, _locks: vec![lock_file] })
+    Ok(Files { files, block_bytes: config.block_bytes, locks: vec![lock_file] })
+}
+
+/// Opens a folder on each of several devices, with `config.segment_count` segments each, as one set of files: the first segment
+/// of each folder, then the second of each, and so on.
+pub fn open_folders(paths: &[PathBuf], config: &FolderConfig) -> Result<Files, IoError> {
+    let (mut folders, mut locks) = (Vec::new(), Vec::new());
+    for path in paths {
+        let opened = open_folder(&FolderConfig { path: path.clone(), ..config.clone() })?;
+        locks.extend(opened.locks);
+        folders.push(opened.files.into_iter());
+    }
+    let mut files = Vec::new();
+    for _ in 0..config.segment_count {
+        files.extend(folders.iter_mut().filter_map(Iterator::next));
+    }
+    Ok(Files { files, block_bytes: config.block_bytes, locks })
 }
 
 /// Whether a segment has its size already. An empty file of that name has never had one.
@@ -122,7 +138,7 @@ pub fn open_file(path: &Path, bytes: u64, direct: bool, write_zeros: bool) -> Re
     }
     let stored = open_segment(path, &config)?;
     lock(&stored.file, path)?;
-    Ok(Files { files: vec![stored], block_bytes: config.block_bytes, _locks: Vec::new() })
+    Ok(Files { files: vec![stored], block_bytes: config.block_bytes, locks: Vec::new() })
 }
 
 pub(super) fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, IoError> {
@@ -232,6 +248,27 @@ mod tests {
         let error = open_folder(&other).expect_err("another size");
         assert!(error.kind == IoErrorKind::Invalid && error.operation.contains("segment-0000"), "{error}");
         assert!(error.reason.contains("remove the segments, or set `segment` to 1048576"), "{error}");
+        std::fs::remove_dir_all(&path).expect("remove");
+    }
+
+    #[test]
+    fn several_folders_are_one_set_of_files() {
+        let path = folder("several");
+        std::fs::create_dir(&path).expect("a folder");
+        let paths: Vec<PathBuf> = ["one", "two", "three"].map(|name| path.join(name)).into();
+        let config = FolderConfig { direct: false, ..FolderConfig::new("", 1 << 20, 2) };
+        let files = open_folders(&paths, &config).expect("open");
+        let names: Vec<PathBuf> =
+            (0..6).filter_map(|file| Some(files.path(file)?.strip_prefix(&path).ok()?.to_owned())).collect();
+        let wanted = ["one/segment-0000", "two/segment-0000", "three/segment-0000", "one/segment-0001"];
+        assert!(names.iter().zip(wanted).all(|(name, wanted)| name == Path::new(wanted)), "{names:?}");
+        assert_eq!((names.len(), files.count()), (6, 6));
+        for path in &paths {
+            assert!(open_folder(&FolderConfig { path: path.clone(), ..config.clone() }).is_err(), "locked");
+        }
+        drop(files);
+        let twice = [paths[0].clone(), paths[0].clone()];
+        assert!(open_folders(&twice, &config).expect_err("named twice").reason.contains("in use"));
         std::fs::remove_dir_all(&path).expect("remove");
     }
 

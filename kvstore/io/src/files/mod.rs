@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 pub use device::{DeviceConfig, open_device};
 pub(crate) use device::{open_exclusively, refuse_contents};
-pub use folder::{FolderConfig, open_file, open_folder};
+pub use folder::{FolderConfig, open_file, open_folder, open_folders};
 pub use signature::{SIGNATURE_BYTES, signature};
 
 use crate::{Geometry, IoError, IoErrorKind};
@@ -33,7 +33,7 @@ pub struct Files {
     files: Vec<StoredFile>,
     block_bytes: usize,
     /// Held, not used: what keeps others away.
-    _locks: Vec<OwnedFd>,
+    locks: Vec<OwnedFd>,
 }
 
 #[derive(Debug)]

@@ -95,6 +95,7 @@ fn a_disk_that_does_not_pay_is_probed() {
     (0..200).for_each(|_| rig.store.observe_prefill(10_000, 0, Duration::from_micros(1)));
     let prompt = Prompt {
         chain: &talk,
+        groups: &[],
         device_blocks: 0,
         tokens: 40 * TOKENS as usize,
         block_tokens: TOKENS as usize,

@@ -151,6 +151,7 @@ fn random_work_over_a_disk_full_of_faults_never_gives_a_wrong_block() {
                     let device_blocks = draw(3).min(of.len());
                     let prompt = Prompt {
                         chain: &of[device_blocks..],
+                        groups: &[],
                         device_blocks,
                         tokens: of.len() * TOKENS as usize + 1,
                         block_tokens: TOKENS as usize,

@@ -176,6 +176,7 @@ fn found_without_room_ends_the_search_and_is_no_miss() {
     let others = chain(2, 8);
     let prompt = Prompt {
         chain: &others,
+        groups: &[],
         device_blocks: 0,
         tokens: others.len() * TOKENS as usize,
         block_tokens: TOKENS as usize,
