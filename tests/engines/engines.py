@@ -116,12 +116,13 @@ def words(chance, count):
     return " ".join(chance.choice(WORDS) for _ in range(count))
 
 
-def start(port, core, part, *options):
-    """Starts a server as serve.sh does and returns at once; `options` are more of vLLM's."""
+def start(port, core, part, *options, environment=None):
+    """Starts a server as serve.sh does and returns at once; `options` are more of vLLM's, `environment` more variables."""
     script = pathlib.Path(__file__).with_name("serve.sh")
     with open(LAB / f"{port}.log", "ab") as log:
         command = [script, str(port), str(core), part, *options]
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                         env=os.environ | (environment or {}))
 
 
 def kill(port):

@@ -110,7 +110,7 @@ class Own:
         return min(distance(answer.tops[0], first) for first in self.firsts)
 
 
-def measure(ask, bodies, at_once=False):
+def measure(ask, bodies, at_once=False, cuts=CUTS):
     """Asks the engine alone for each prompt in several ways; `ask` gives the answer to a body, or raises.
 
     Computed whole; out of the engine's own cache; cached up to several points; and with `at_once` all prompts in a
@@ -121,7 +121,7 @@ def measure(ask, bodies, at_once=False):
         wanted = ask(body | {"cache_salt": "alone"})
         short = body | {"max_tokens": 1}
         others = [ask(short | {"cache_salt": "alone"})]
-        for cut in CUTS:
+        for cut in cuts:
             salt = {"cache_salt": f"alone up to {cut}"}
             ask(beginning(short, cut) | salt)
             others.append(ask(short | salt))

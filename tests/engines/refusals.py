@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from kvasir_kv.settings import Settings
-from kvasir_kv.vllm_engine import refuse, refuse_far, windows
+from kvasir_kv.vllm_engine import group_facts, refuse, refuse_sharing, windows
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -46,7 +46,7 @@ def check(
     caches = groups_of(specs)
     try:
         refuse(config, caches)
-        refuse_far(caches, Settings.parse({"store": {"host_tier": {"capacity": "1 GiB"}, **(store or {})}}))
+        refuse_sharing(caches, Settings.parse({"store": {"host_tier": {"capacity": "1 GiB"}, **(store or {})}}))
     except ValueError as problem:
         return str(problem)
     return ""
@@ -58,11 +58,13 @@ def main():
         ("one group of full attention", check(), ""),
         ("full attention, windows and chunks", check(specs=(FULL, WINDOW, WINDOW, CHUNKED)), ""),
         ("a sliding window", check(specs=(WINDOW,)), ""),
+        ("many groups", check(specs=(FULL, *[WINDOW] * 65)), "66 groups of KV caches are more than 65"),
         ("layers of one kind and several sizes", check(specs=(UNIFORM, FULL)), ""),
         ("layers of two kinds in a group", check(specs=(MIXED, FULL)), "neither full, sliding window nor chunked"),
         ("recurrent states", check(specs=(FULL, MAMBA)), "neither full, sliding window nor chunked"),
         ("blocks of two sizes", check(specs=(LARGE, WINDOW)), "blocks of [32, 64] tokens"),
         ("speculation over windows", check(specs=(FULL, WINDOW), draft=object()), "speculative decoding"),
+        ("speculation over one window", check(specs=(WINDOW,), draft=object()), "speculative decoding"),
         ("speculation", check(draft=object()), ""),
         ("hand-offs of windows", check(specs=(WINDOW,), store={"transfer": {}}), "not handed over"),
         ("windows from other nodes", check(specs=(FULL, WINDOW), store={"remote_tier": {"nodes": ["a:1"]}}), "not brought"),
@@ -83,7 +85,12 @@ def main():
     # A token attends to itself and 65 before it: if it is the first of its block, to the last one of the third block before.
     good = found == [None, 3, 4, 3]
     print(f"  {'ok' if good else 'FAILED'}: windows of {found} blocks")
-    sys.exit(1 if failed or not good else 0)
+    # Blocks of the same layout and another window are others; one group of full attention has the names that it had.
+    other = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=67)
+    facts = [repr(group_facts(groups_of(specs))) for specs in ((FULL,), (FULL, WINDOW), (FULL, other), (WINDOW, FULL))]
+    told_apart = facts[0] == "[]" and len(set(facts)) == 4
+    print(f"  {'ok' if told_apart else 'FAILED'}: groups of four engines are told apart")
+    sys.exit(1 if failed or not good or not told_apart else 0)
 
 
 if __name__ == "__main__":

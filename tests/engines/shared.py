@@ -2,12 +2,15 @@
 other, and whatever is killed costs no wrong answer and no hang.
 
     shared.py --kvasir PATH [--ports 8101,8102] [--cores 0,1] [--transport shm] [--pools 2] [--kills 8] [--seed 1] [--prompts 7]
+              [--namespaces]
 
-One engine without the connector comes first: its answers are the measure (see judge.py).
+With `--namespaces` there are two nodes, each a network namespace with an engine and a pool, which reach each other by TCP over a bridge;
+needs root. One engine without the connector comes first: its answers are the measure (see judge.py).
 """
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -22,8 +25,39 @@ import offload
 from engines import LAB, chat
 
 FOLDER = LAB / "shared"
+NETWORK = "10.77.41"  # of --namespaces: the bridge is host 1, the nodes are 10 and 11
+BRIDGE = "kvasir-shared"
 SLOT = "80 KiB"  # of the pools; a block of an engine has 64 KiB
 REST_SECONDS = 20
+
+
+class Namespaces:
+    """Network namespaces whose only neighbours are each other and this machine, over a bridge. They go at the end."""
+
+    def __init__(self, count):
+        self.names = [f"kvasir-shared-{number}" for number in range(count)]
+
+    def __enter__(self):
+        self.__exit__()
+        self.ip(f"link add {BRIDGE} type bridge", f"addr add {NETWORK}.1/24 dev {BRIDGE}", f"link set {BRIDGE} up")
+        for number, name in enumerate(self.names):
+            here = f"kvshared{number}"
+            self.ip(f"netns add {name}", f"link add {here} type veth peer name eth0 netns {name}",
+                    f"link set {here} master {BRIDGE} up", f"-n {name} addr add {address(number)}/24 dev eth0",
+                    f"-n {name} link set eth0 up", f"-n {name} link set lo up")
+        return self
+
+    def __exit__(self, *problem):
+        for command in [f"netns del {name}" for name in self.names] + [f"link del {BRIDGE}"]:
+            subprocess.run(["ip", *command.split()], stderr=subprocess.DEVNULL)
+
+    def ip(self, *commands):
+        for command in commands:
+            subprocess.run(["ip", *command.split()], check=True)
+
+
+def address(number):
+    return f"{NETWORK}.{10 + number}"
 
 
 class Pool:
@@ -31,7 +65,9 @@ class Pool:
 
     def __init__(self, options, number):
         self.kvasir, self.name, self.number = options.kvasir, f"n{number}", number
-        self.listen, self.http = f"127.0.0.1:{7411 + number}", f"127.0.0.1:{7421 + number}"
+        self.prefix = ["ip", "netns", "exec", f"kvasir-shared-{number}"] if options.namespaces else []
+        host = address(number) if options.namespaces else "127.0.0.1"
+        self.listen, self.http = f"{host}:{7411 + number}", f"{host}:{7421 + number}"
         FOLDER.mkdir(exist_ok=True)
         self.configuration = FOLDER / f"{self.name}.toml"
         self.configuration.write_text(
@@ -42,7 +78,7 @@ class Pool:
 
     def start(self):
         with open(FOLDER / f"{self.name}.log", "ab") as log:
-            command = [self.kvasir, "store", "--config", str(self.configuration)]
+            command = [*self.prefix, self.kvasir, "store", "--config", str(self.configuration)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         engines.wait(f"the pool {self.name}", lambda: engines.get(f"http://{self.http}", "/health") == "ok", 30)
 
@@ -62,8 +98,11 @@ class Check(offload.Check):
     def __init__(self, options):
         first, second = (int(port) for port in options.ports.split(","))
         core1, core2 = (int(core) for core in options.cores.split(","))
-        super().__init__(SimpleNamespace(port=first, core=core1, seed=options.seed, prompts=options.prompts))
-        self.other = offload.Check(SimpleNamespace(port=second, core=core2, seed=options.seed + 1, prompts=0))
+        nodes = [{"KVASIR_NETNS": f"kvasir-shared-{number}", "KVASIR_ENGINE_HOST": address(number)} for number in range(2)]
+        nodes = nodes if options.namespaces else [{}, {}]
+        super().__init__(SimpleNamespace(port=first, core=core1, seed=options.seed, prompts=options.prompts, environment=nodes[0]))
+        self.other = offload.Check(
+            SimpleNamespace(port=second, core=core2, seed=options.seed + 1, prompts=0, environment=nodes[1]))
         self.settings = options
         self.part, self.other.part = "shared-small", "shared"
         self.pools = [Pool(options, number) for number in range(options.pools)]
@@ -195,13 +234,18 @@ def main():
     parser.add_argument("--kills", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=7)
-    check = Check(parser.parse_args())
-    try:
-        check.go()
-    finally:
-        for pool in check.pools:
-            if pool.process is not None and pool.process.poll() is None:
-                pool.kill()
+    parser.add_argument("--namespaces", action="store_true", help="a network namespace for each engine with its pool")
+    options = parser.parse_args()
+    if options.namespaces:
+        options.transport, options.pools = "tcp", 2
+    with Namespaces(2) if options.namespaces else contextlib.nullcontext():
+        check = Check(options)
+        try:
+            check.go()
+        finally:
+            for pool in check.pools:
+                if pool.process is not None and pool.process.poll() is None:
+                    pool.kill()
     sys.exit(1 if check.failed else 0)
 
 

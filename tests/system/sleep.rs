@@ -58,7 +58,7 @@ fn a_worker_sleeps_and_wakes_under_load_and_no_request_fails() {
         let engines = (0..2).map(|_| sleeper(dialect)).collect();
         let site = Site::start(&name, engines, &["--worker", "--worker"], "");
         let load = Load::start(&site.gateway.address, 100);
-        wait_for("both to be in use", || site.mocks.iter().all(|mock| mock.stats().requests > 5));
+        site.ask_until("both to be in use", |site| site.mocks.iter().all(|mock| mock.stats().requests > 5));
         let printed = workers(&site, "sleep", 0).expect("it sleeps");
         assert!(printed.contains("sleeps"), "{printed}");
         wait_for("the gateway to see it", || state(&site, 0) == "sleeping");
@@ -71,7 +71,7 @@ fn a_worker_sleeps_and_wakes_under_load_and_no_request_fails() {
         let woken = Instant::now();
         let printed = workers(&site, "wake", 0).expect("it wakes");
         assert!(woken.elapsed() >= WAKE && printed.contains("takes requests after"), "{printed}");
-        wait_for("requests", || site.mocks[0].stats().requests > after.requests + 5);
+        site.ask_until("requests", |site| site.mocks[0].stats().requests > after.requests + 5);
         let error = workers(&site, "wake", 0).expect_err("an engine that is awake may die of it");
         assert!(error.contains("does not sleep"), "{error}");
         let answered = load.end();
@@ -98,7 +98,7 @@ fn an_engine_that_somebody_else_put_to_sleep_gets_no_requests() {
         "",
     );
     let load = Load::start(&site.gateway.address, 100);
-    wait_for("both to be in use", || site.mocks.iter().all(|mock| mock.stats().requests > 5));
+    site.ask_until("both to be in use", |site| site.mocks.iter().all(|mock| mock.stats().requests > 5));
     // Requests that come before the gateway has noticed wait in the engine; the gateway takes them elsewhere.
     ask(&site, 0, "/sleep?level=1");
     wait_for("the gateway to see it", || state(&site, 0) == "sleeping");
@@ -106,7 +106,7 @@ fn an_engine_that_somebody_else_put_to_sleep_gets_no_requests() {
     ask(&site, 0, "/wake_up");
     wait_for("the gateway to see it", || state(&site, 0) == "ready");
     let before = site.mocks[0].stats().requests;
-    wait_for("requests", || site.mocks[0].stats().requests > before + 5);
+    site.ask_until("requests", |site| site.mocks[0].stats().requests > before + 5);
     println!(
         "put to sleep and woken by somebody else under 100 requests/s: {} requests, 0 failed",
         load.end()
@@ -132,7 +132,7 @@ fn an_engine_that_starts_again_while_it_sleeps_serves() {
     site.mocks.insert(0, again.expect("the port is free again"));
     wait_for("it to serve", || state(&site, 0) == "ready");
     let load = Load::start(&site.gateway.address, 50);
-    wait_for("requests", || site.mocks[0].stats().requests > 5);
+    site.ask_until("requests", |site| site.mocks[0].stats().requests > 5);
     println!("an SGLang that started again while asleep serves: {} requests, 0 failed", load.end());
 }
 

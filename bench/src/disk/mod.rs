@@ -19,6 +19,7 @@
 
 mod closed_loop;
 mod fio;
+mod folders;
 mod table;
 mod target;
 
@@ -77,7 +78,10 @@ pub(crate) struct DiskArgs {
     /// overwritten, and only with --force.
     #[arg(long, default_value = ".")]
     pub(crate) path: PathBuf,
-    /// Bytes of the file, if it is made.
+    /// Folders, one on each device: the disk tier's log over all of them, instead of `--path`.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) folders: Vec<PathBuf>,
+    /// Bytes of the file, if it is made; with `--folders` of each one's.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     pub(crate) file_size: u64,
     /// Bytes of a request: a list.
@@ -126,6 +130,7 @@ impl DiskArgs {
     pub(crate) fn with_defaults() -> Self {
         Self {
             path: std::env::temp_dir(),
+            folders: Vec::new(),
             file_size: 1 << 30,
             size: vec![4 << 10, 128 << 10, 1 << 20, 5 << 20],
             depth: vec![1, 4, 16, 64],
@@ -165,6 +170,9 @@ pub(crate) fn run(args: &DiskArgs, smoke: bool) -> Result<()> {
         !args.io_poll || args.engine != Engine::Pread,
         "--io-poll is for io_uring: threads that pread only wait"
     );
+    if !args.folders.is_empty() {
+        return folders::run(&args);
+    }
     let target = Target::prepare(&args)?;
     println!(
         "# disk: {:?} on {}, {} rounds of {} s, seed {}",

@@ -118,7 +118,7 @@ pub(super) fn render(rows: &[Row]) -> String {
 }
 
 /// The middle one; of an even number the mean of the two in the middle.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {

@@ -260,7 +260,9 @@ impl Reader<'_> {
         if folders < 2 || tier.capacity.0 == 0 {
             return;
         }
-        let segments = tier.capacity.0.checked_div(tier.segment.0.min(tier.capacity.0)).unwrap_or(0);
+        // Files have whole pages.
+        let segment = tier.segment.0.min(tier.capacity.0) / 4096 * 4096;
+        let segments = tier.capacity.0.checked_div(segment).unwrap_or(0);
         let takes_folders = ["auto", "io_uring", "pread"].contains(&tier.engine.as_str());
         let problem = if folders > 64 || tier.path.0.iter().any(String::is_empty) {
             format!("disk_tier.path names {folders} folders: at most 64, and none empty")

@@ -754,8 +754,8 @@ section! {
         /// Space of each worker's tier; `"0 B"` turns it off.
         capacity: Bytes = Bytes(0), in Bytes(0) => Bytes(1 << 50);
         /// A folder for the files (each worker of `kvasir serve` makes one of its own in it), a block device, `/dev/ngXnY` or a
-        /// PCI address, as `engine` wants it. Of several devices a list of folders, one on each: blocks are spread over them, and
-        /// `capacity` is shared out.
+        /// PCI address, as `engine` wants it. Of several devices a list of folders, one on each, to 64: blocks are spread over them.
+        /// `capacity` has as many files of `segment` in each.
         path: Paths = Paths::default();
         /// How it reads and writes: `auto` is io_uring where the kernel allows it, else pread; `nvme-passthrough` needs
         /// `/dev/ngXnY`, `nvme-user` and `spdk` a device bound to vfio-pci; `spdk` needs the libraries of an installed SPDK, too.

@@ -68,7 +68,8 @@ fn disk(settings: &Settings, path: &str) -> Option<String> {
     let named = format!("disk_tier.path = \"{path}\"");
     let path = Path::new(path);
     if doctor::is_block_device(path) {
-        return None;
+        let is_listed = tier.path.0.len() > 1;
+        return is_listed.then(|| format!("{named}: a block device, and several paths must be folders"));
     }
     let Some(folder) = doctor::existing(path) else { return Some(format!("{named}: no such folder")) };
     if let Err(reason) = writable(&folder) {
@@ -78,9 +79,10 @@ fn disk(settings: &Settings, path: &str) -> Option<String> {
         Ok(room) => room,
         Err(errno) => return Some(format!("{named}: {errno}")),
     };
-    let free = room.f_bavail.saturating_mul(room.f_frsize).saturating_add(doctor::bytes_of_files(path));
+    let free =
+        room.f_bavail.saturating_mul(room.f_frsize).saturating_add(doctor::held_on_device_of(settings, path));
     let workers = settings.serve.prefill_workers + settings.serve.decode_workers;
-    let share = Bytes(tier.capacity.0 / tier.path.0.len().max(1) as u64);
+    let share = Bytes(doctor::bytes_on_device_of(settings, path));
     let wanted = share.0.saturating_mul(workers);
     let mib = |bytes: u64| Bytes(bytes >> 20 << 20);
     (wanted > free).then(|| {

@@ -11,7 +11,7 @@ use kvstore_catalog::PolicyKind;
 use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskCounters, DiskLog, Moment, Recovered};
 use kvstore_io::IoEngine;
 use kvstore_io::files::{
-    DeviceConfig, Files, FolderConfig, SIGNATURE_BYTES, open_device, open_folders, signature,
+    DeviceConfig, Files, FolderConfig, SIGNATURE_BYTES, open_device, open_folders, remove_surplus, signature,
 };
 use kvstore_io::passthrough::{self, NvmeDevice, NvmeDeviceConfig};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
@@ -212,11 +212,15 @@ fn open_log(
 ) -> Result<(DiskLog, Vec<Recovered>)> {
     let tier = &settings.disk_tier;
     let slot_bytes = config.slot_bytes;
-    let engine = engine(settings, instance)?;
+    let segments = segments(settings, instance)?;
+    let engine = engine(settings, segments.as_ref())?;
     let areas = areas(engine.geometry().files.as_slice(), tier.segment.0, tier.capacity.0);
     let name = engine.name();
     let (log, recovered, report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())
         .with_context(|| format!("the disk tier in {}", tier.path))?;
+    if let Some((folders, config)) = &segments {
+        remove_surplus(folders, config)?;
+    }
     tracing::info!(
         "disk tier: {} slots of {slot_bytes} bytes in {} over {name}; {} blocks from before, found in {:.1} ms",
         log.slot_count(),
@@ -241,7 +245,7 @@ fn areas(files: &[u64], segment_bytes: u64, capacity: u64) -> Vec<Area> {
     areas
 }
 
-fn engine(settings: &Settings, instance: Option<&str>) -> Result<Box<dyn IoEngine>> {
+fn engine(settings: &Settings, segments: Option<&Segments>) -> Result<Box<dyn IoEngine>> {
     let tier = &settings.disk_tier;
     let depth = tier.depth as usize;
     let ring = RingConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };
@@ -257,14 +261,14 @@ fn engine(settings: &Settings, instance: Option<&str>) -> Result<Box<dyn IoEngin
         "spdk" => return spdk(one()?, depth, tier.reformat),
         _ => {}
     }
-    let mut open = files(settings, instance)?;
+    let mut open = files(settings, segments)?;
     if tier.engine != "pread" {
         match uring::open(open, &ring) {
             Ok(engine) => return Ok(Box::new(engine)),
             Err(error) if tier.engine == "io_uring" => return Err(error.into()),
             Err(error) => tracing::info!("io_uring is not used: {error}"),
         }
-        open = files(settings, instance)?;
+        open = files(settings, segments)?;
     }
     let config = PreadConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..PreadConfig::default() };
     Ok(Box::new(PreadEngine::new(open, &config)?))
@@ -300,18 +304,22 @@ fn keep_what_is_there(address: &str, first: &[u8], reformat: bool) -> Result<()>
     }
 }
 
-fn files(settings: &Settings, instance: Option<&str>) -> Result<Files> {
+/// The tier's folders, and the segments in all of them.
+type Segments = (Vec<PathBuf>, FolderConfig);
+
+/// None where the tier lies on a device.
+fn segments(settings: &Settings, instance: Option<&str>) -> Result<Option<Segments>> {
     let tier = &settings.disk_tier;
     let is_device = |path: &str| std::fs::metadata(path).is_ok_and(|of| of.file_type().is_block_device());
-    if let Some(path) = tier.path.single().filter(|path| is_device(path)) {
-        let config = DeviceConfig { path: path.into(), force: tier.reformat, block_bytes: BLOCK_BYTES };
-        return Ok(open_device(&config)?);
+    let takes_device = tier.engine.starts_with("nvme") || tier.engine == "spdk";
+    if takes_device || tier.path.single().is_some_and(is_device) {
+        return Ok(None);
     }
     let mut folders = Vec::new();
     for path in &tier.path.0 {
         ensure!(
             !is_device(path),
-            "disk_tier.path: {path} is a device, and several take folders: make a file system on it"
+            "disk_tier.path lists several paths and {path} is a block device: name a folder on it"
         );
         std::fs::create_dir_all(path).with_context(|| format!("disk_tier.path = \"{path}\""))?;
         folders.push(instance.map_or_else(|| PathBuf::from(path), |instance| Path::new(path).join(instance)));
@@ -319,8 +327,17 @@ fn files(settings: &Settings, instance: Option<&str>) -> Result<Files> {
     let segment_bytes = tier.segment.0.min(tier.capacity.0) / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
     let count = u32::try_from(tier.capacity.0 / segment_bytes.max(1))
         .context("disk_tier.segment: too many segments")?;
-    let each = count / folders.len().max(1) as u32;
-    Ok(open_folders(&folders, &FolderConfig::new("", segment_bytes, each))?)
+    Ok(Some((folders, FolderConfig::new(PathBuf::new(), segment_bytes, count))))
+}
+
+fn files(settings: &Settings, segments: Option<&Segments>) -> Result<Files> {
+    let tier = &settings.disk_tier;
+    if let Some((folders, config)) = segments {
+        return Ok(open_folders(folders, config)?);
+    }
+    let path = tier.path.single().unwrap_or_default();
+    let config = DeviceConfig { path: path.into(), force: tier.reformat, block_bytes: BLOCK_BYTES };
+    Ok(open_device(&config)?)
 }
 
 fn remote(

@@ -117,7 +117,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   capacity = "0 B"            # space of the files, taken at the first start; "0 B" is no disk; to "1024 TiB".
  *                               # A multiple of `segment`, or less than it and a multiple of 4 KiB
  *   path = ""                   # folder of the files, made when it is not there; for one open store at a time. Of several
- *                               # devices a list of folders, ["/a", "/b"], to 64: blocks are spread over them
+ *                               # devices a list of folders, ["/a", "/b"], to 64: blocks are spread over them, and `capacity`
+ *                               # has as many files of `segment` in each
  *   engine = "auto"             # "io_uring", "pread", or "auto": io_uring where the kernel has and permits it, else
  *                               # pread; if it fails otherwise, open fails
  *   segment = "256 MiB"         # size of one file; "1 MiB" to "64 GiB"
@@ -460,12 +461,14 @@ typedef struct kvasir_kv_transfer {
 int32_t kvasir_kv_submit_transfer(kvasir_kv *handle, const kvasir_kv_transfer *transfer);
 
 /*
- * Layers that have blocks of their own, as large as the others' and of as many tokens: those with sliding windows, chunks of attention or
- * recurrent states. To compute from a block on, the group's last `window` blocks before it are needed.
+ * A group of layers whose blocks have names of their own, with the prompt's tokens and bytes of a block: sliding windows, for one. To
+ * compute block k of the prompt the engine needs the group's blocks from max(held, k - window_blocks) to k - 1. Blocks before `held`
+ * are in the engine for every group. For attention in chunks give the blocks of a chunk: a plan then wants up to as many, although
+ * fewer are loaded.
  */
 typedef struct kvasir_kv_group {
     const uint8_t (*identities)[16]; /* one for each of the prompt's `identities` */
-    uint64_t window;
+    uint64_t window_blocks;          /* UINT64_MAX: all of them */
 } kvasir_kv_group;
 
 /* A prompt that an engine is about to compute. Later versions append fields. */

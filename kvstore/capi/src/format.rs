@@ -29,13 +29,19 @@ const fn head_bytes(meta_bytes: usize) -> usize {
 
 /// A block as it is stored, if there is memory for it. The meta must not be longer than [`META_BYTES_MAX`].
 pub(crate) fn pack(meta: &Source, payload: &Source) -> Result<Vec<u8>, TryReserveError> {
+    let mut block = head(meta, payload.len())?;
+    payload.pieces().for_each(|piece| block.extend_from_slice(piece));
+    Ok(block)
+}
+
+/// The head of a block, with room for so many bytes more.
+pub(crate) fn head(meta: &Source, more: usize) -> Result<Vec<u8>, TryReserveError> {
     let head = head_bytes(meta.len());
     let mut block = Vec::new();
-    block.try_reserve_exact(head.saturating_add(payload.len()))?;
+    block.try_reserve_exact(head.saturating_add(more))?;
     block.extend_from_slice(&(meta.len() as u16).to_le_bytes());
     meta.pieces().for_each(|piece| block.extend_from_slice(piece));
     block.resize(head, 0);
-    payload.pieces().for_each(|piece| block.extend_from_slice(piece));
     Ok(block)
 }
 

@@ -61,7 +61,7 @@ const _: () = {
     assert!(offset_of!(Prompt, reserved) == 52);
     assert!(offset_of!(Prompt, groups) == 56 && offset_of!(Prompt, group_count) == 64);
     assert!(size_of::<Group>() == 16 && align_of::<Group>() == 8);
-    assert!(offset_of!(Group, identities) == 0 && offset_of!(Group, window) == 8);
+    assert!(offset_of!(Group, identities) == 0 && offset_of!(Group, window_blocks) == 8);
     assert!(size_of::<PromptPlan>() == 16 && align_of::<PromptPlan>() == 8);
     assert!(offset_of!(PromptPlan, operation) == 0 && offset_of!(PromptPlan, deadline_us) == 4);
     assert!(offset_of!(PromptPlan, blocks) == 8);

@@ -16,7 +16,7 @@ use crate::backend::{
     Backend, BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
 };
 use crate::buffers::{Destination, Source};
-use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, is_block, pack};
+use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, head, is_block, pack};
 use crate::turns::Turns;
 
 /// Wait for the disk where the caller has set no deadline. Blocks that have not come by then are misses.
@@ -286,14 +286,26 @@ impl Backend for StoreBackend {
             // Whoever asked may have given up.
             let _gone = done.send(stored);
         };
-        // No memory for a copy is no room.
-        let Ok(block) = pack(meta, payload) else { return Ok(self.throttled()) };
-        let is_stored =
-            match self.store.put(BlockIdentity(*identity), place.description(), vec![block.into()], done) {
-                Ok(()) => self.answer("put", &is_stored)?,
-                Err(_) if self.store.is_alive() => false,
-                Err(_) => return Err(failed("put", "the store has stopped")),
-            };
+        let (block, description) = (BlockIdentity(*identity), place.description());
+        let taken = match self.store.reserve() {
+            Some(mut slot) => {
+                // No memory for a copy is no room.
+                let Ok(head) = head(meta, 0) else { return Ok(self.throttled()) };
+                if !slot.fill(std::iter::once(head.as_slice()).chain(payload.pieces())) {
+                    return Ok(self.throttled());
+                }
+                self.store.put_slot(block, description, slot, done)
+            }
+            None => {
+                let Ok(bytes) = pack(meta, payload) else { return Ok(self.throttled()) };
+                self.store.put(block, description, vec![bytes.into()], done)
+            }
+        };
+        let is_stored = match taken {
+            Ok(()) => self.answer("put", &is_stored)?,
+            Err(_) if self.store.is_alive() => false,
+            Err(_) => return Err(failed("put", "the store has stopped")),
+        };
         if !is_stored {
             return Ok(self.throttled());
         }

@@ -58,7 +58,7 @@ ASSERT_LAYOUT(prompt_held, offsetof(kvasir_kv_prompt, held) == 24 && offsetof(kv
 ASSERT_LAYOUT(prompt_queued, offsetof(kvasir_kv_prompt, queued_tokens) == 40);
 ASSERT_LAYOUT(prompt_may_fetch, offsetof(kvasir_kv_prompt, may_fetch) == 48);
 ASSERT_LAYOUT(prompt_groups, offsetof(kvasir_kv_prompt, groups) == 56 && offsetof(kvasir_kv_prompt, group_count) == 64);
-ASSERT_LAYOUT(group, sizeof(kvasir_kv_group) == 16 && offsetof(kvasir_kv_group, window) == 8);
+ASSERT_LAYOUT(group, sizeof(kvasir_kv_group) == 16 && offsetof(kvasir_kv_group, window_blocks) == 8);
 ASSERT_LAYOUT(plan, sizeof(kvasir_kv_plan) == 16 && offsetof(kvasir_kv_plan, blocks) == 8);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
@@ -345,7 +345,7 @@ static void submitted(kvasir_kv *kv) {
     prompt.group_count = 1;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == KVASIR_KV_LOAD);
     CHECK(plan.blocks == last_stored + 1);
-    group.window = 2;
+    group.window_blocks = 2;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == 0);
     group.identities = NULL;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);

@@ -37,6 +37,14 @@ impl Catalog {
         count
     }
 
+    /// Reserves a slot that nothing uses, if there is one within the tenant's quota; evicts nothing.
+    pub fn reserve_free(&self, tier: TierIndex, tenant: TenantId) -> Option<Reserved> {
+        let mut locked = self.lock(tier)?;
+        let account = locked.account_of(tenant);
+        let slot = locked.has_room(account).then(|| locked.reserve(account, &mut |_, _| ())).flatten()?;
+        Some(Reserved(self.claim(tier.0, slot)))
+    }
+
     /// Registers a batch, which is left empty. Parents come before their children.
     pub fn register(&self, batch: &mut Vec<Registration>) -> Outcome {
         let mut outcome = Outcome::default();

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::DiskError;
 use crate::format::PAGE_BYTES;
 
+/// Most areas of a row.
+pub const STRIPES_MAX: u32 = 64;
+
 /// One contiguous range that becomes one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area {
@@ -44,8 +47,9 @@ pub struct DiskConfig {
     pub slot_bytes: u32,
     /// Longest opaque bytes (token ids) kept beside a block, 0 to 1024.
     pub meta_bytes_max: u16,
-    /// Slots are dealt out in turn over so many consecutive areas, one on each device: blocks that are written one after the other
-    /// use all devices at once. 1 to 64, and a divisor of the number of areas. Where a slot lies in its area stays.
+    /// Number of areas that form a row: slot n of a row lies in its area n mod `stripes`, so that blocks which are written one after
+    /// the other use one device each. 1 to [`STRIPES_MAX`], and a divisor of the number of areas. Decides the numbers of slots alone,
+    /// and may be another one the next time.
     pub stripes: u32,
     /// Whether areas that hold something else are formatted anew. Blank areas always are.
     pub reformat: bool,
@@ -104,7 +108,7 @@ impl DiskConfig {
         let slot_fits = slot.is_multiple_of(PAGE_BYTES) && (PAGE_BYTES..=1 << 30).contains(&slot);
         check("slot_bytes", slot_fits, slot.to_string(), "4 KiB to 1 GiB in steps of 4 KiB")?;
         check("meta_bytes_max", self.meta_bytes_max <= 1024, self.meta_bytes_max.to_string(), "0 to 1024")?;
-        check("stripes", (1..=64).contains(&self.stripes), self.stripes.to_string(), "1 to 64")?;
+        check("stripes", (1..=STRIPES_MAX).contains(&self.stripes), self.stripes.to_string(), "1 to 64")?;
         let operations = (1..=65_536).contains(&self.operations_max);
         check("operations_max", operations, self.operations_max.to_string(), "1 to 65536")?;
         let tables = (1..=1024).contains(&self.table_writes_max);

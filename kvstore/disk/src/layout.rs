@@ -158,7 +158,7 @@ pub(crate) fn plan(
         });
     }
     if !(areas.len() as u64).is_multiple_of(config.stripes.into()) {
-        let reason = format!("{} areas cannot be dealt out over {} devices", areas.len(), config.stripes);
+        let reason = format!("{} areas are not a multiple of stripes = {}", areas.len(), config.stripes);
         return Err(DiskError::Configuration { object: "areas".to_owned(), reason });
     }
     let mut row_first = 0_u32;
@@ -244,6 +244,7 @@ fn check_apart(areas: &[Area]) -> Result<(), DiskError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::{SegmentTable, Tables};
 
     #[test]
     fn everything_fits_and_nothing_overlaps() {
@@ -296,12 +297,25 @@ mod tests {
         let row = |number: u32| 3 * (number / (3 * slots));
         assert!(numbers.iter().all(|(number, segment)| *segment == row(*number) + number % 3));
 
+        for stripes in 1..=3 {
+            let segments =
+                plan(&DiskConfig { stripes, ..config.clone() }, &areas, &geometry).expect("a plan");
+            let tables =
+                Tables::new(segments.iter().map(|layout| SegmentTable::new(*layout)).collect(), 1, 1);
+            assert_eq!(tables.slots(), 6 * slots);
+            for (at, segment) in segments.iter().enumerate() {
+                for slot in 0..segment.slots {
+                    assert_eq!(tables.locate(segment.slot_number(slot)), (at, slot), "{stripes} stripes");
+                }
+            }
+        }
+
         let refused = |stripes: u32, areas: &[Area]| {
             plan(&DiskConfig { stripes, ..config.clone() }, areas, &geometry)
                 .expect_err("refused")
                 .to_string()
         };
-        assert!(refused(4, &areas).contains("6 areas cannot be dealt out over 4 devices"));
+        assert!(refused(4, &areas).contains("6 areas are not a multiple of stripes = 4"));
         assert!(refused(0, &areas).contains("stripes"));
         let mut uneven = areas.clone();
         uneven[1].bytes = 1 << 19;

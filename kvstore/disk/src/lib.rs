@@ -44,7 +44,7 @@ mod testing;
 mod tests;
 
 pub use admission::{Admission, AdmissionConfig, Usage, Verdict};
-pub use config::{Area, DiskConfig, Moment};
+pub use config::{Area, DiskConfig, Moment, STRIPES_MAX};
 pub use done::{Block, Closed, Done, MissReason, ReadOutcome, Refused, RefusedReason, WriteOutcome};
 pub use error::DiskError;
 pub use inspect::{SegmentState, SegmentSummary, Summary, inspect};

@@ -140,7 +140,8 @@ fn open(options: &Options) -> (DiskLog, Vec<Recovered>, Report) {
         fingerprint: 77,
         slot_bytes: SLOT_BYTES,
         meta_bytes_max: 32,
-        stripes: SEGMENTS,
+        // Decides numbers alone: each start may have another one.
+        stripes: 1 + std::process::id() % SEGMENTS,
         operations_max: DEPTH as u32,
         table_delay: Duration::from_millis(2),
         ..DiskConfig::default()

@@ -5,11 +5,10 @@
 //! `Q + combined(max(O(k) − Q, 0), R(k))`: Q is the worker's queue (onboarding during it is free), O the
 //! time until the last block arrives with tiers in parallel ([`crate::placement`]), R the time to compute the
 //! tokens after block k behind that context; at least one token is computed, the engine needs its logits.
-//! Every k is tried: O(blocks × tiers).
+//! Every k is tried: O(blocks × (tiers + groups)).
 //!
-//! *Groups.* Layers with sliding windows, chunks or recurrent states need of the prefix only the last blocks before k
-//! ([`Group`]). A k for which one of these is missing is no choice; the others arrive beside the prefix, each from the first tier
-//! that holds it, and lengthen O.
+//! *Groups.* Layers with sliding windows need of the prefix only the last blocks before k ([`Group`]). A k for which one of these
+//! is missing is no choice. Group blocks arrive beside the prefix, each from the first tier that holds it, and lengthen O.
 //!
 //! *Caution.* O is taken 1 + `margin` times as long as predicted, or as short if the previous choice was to
 //! onboard; a nominally slower tier has to win by the margin as well. If predictions are exact, the first costs
@@ -44,7 +43,7 @@ pub enum Choice {
 pub struct Request<'a> {
     /// For each full block of the prompt, from its start, the tiers that hold it.
     pub held: &'a [TierSet],
-    /// The same of layers that have blocks of their own.
+    /// Layer groups with blocks of their own, beside the prefix above.
     pub groups: &'a [Group<'a>],
     /// Bytes of one block in each tier; tiers may quantise.
     pub block_bytes: [u64; TIERS],
@@ -64,37 +63,39 @@ pub struct Request<'a> {
     pub previous: Choice,
 }
 
-/// Layers that have blocks of their own, of which a model needs the last ones before the token that it computes next.
+/// A group of layers with blocks of its own, of which the model needs the last ones before the block that it computes next.
 #[derive(Debug, Clone, Copy)]
 pub struct Group<'a> {
     /// For each full block of the prompt, from its start, the tiers that hold this group's block; none: it is missing.
     pub held: &'a [TierSet],
-    /// How many blocks are needed.
-    pub window: usize,
+    /// How many blocks are needed; `usize::MAX`: all of them.
+    pub window_blocks: usize,
 }
 
-/// The blocks of all groups that are needed behind a number of blocks, as that number grows.
-struct Windows<'a> {
+/// Counts of the blocks that all groups need, as the number of onboarded blocks grows.
+struct GroupBlocks<'a> {
     groups: &'a [Group<'a>],
+    /// Blocks before this one are on the device, and are not counted.
     start: usize,
+    /// Needed blocks that no tier holds.
     missing: usize,
+    /// Needed blocks by the first tier that holds each.
     from: [u32; TIERS],
 }
 
-impl<'a> Windows<'a> {
-    /// Blocks before `start` are on the device.
+impl<'a> GroupBlocks<'a> {
     fn new(groups: &'a [Group<'a>], start: usize) -> Self {
         Self { groups, start, missing: 0, from: [0; TIERS] }
     }
 
-    /// Block `at` is the last one now.
+    /// Counts block `at`, and drops the block that leaves each window.
     fn advance(&mut self, at: usize) {
         for group in self.groups {
             match first_holder(group.held, at) {
                 Some(tier) => self.from[tier] += 1,
                 None => self.missing += 1,
             }
-            let Some(left) = at.checked_sub(group.window).filter(|left| *left >= self.start) else {
+            let Some(left) = at.checked_sub(group.window_blocks).filter(|left| *left >= self.start) else {
                 continue;
             };
             match first_holder(group.held, left) {
@@ -175,29 +176,29 @@ pub fn plan(
     };
 
     let mut placement = Placement::new();
-    let mut windows = Windows::new(request.groups, start);
-    let mut best = (start, placement, [0; TIERS], queue_s + everything_s);
-    let mut least_s = best.3;
+    let mut of_groups = GroupBlocks::new(request.groups, start);
+    let mut best = Candidate { blocks: start, placement, from: [0; TIERS], total_s: queue_s + everything_s };
+    let mut least_s = best.total_s;
     for at in start..end {
         if !placement.add(&costs, request.held[at], config.margin) {
             break;
         }
-        windows.advance(at);
-        let blocks = blocks_from(&placement, &windows.from);
-        if windows.missing > 0 || (0..TIERS).any(|tier| blocks[tier] > costs[tier].blocks_max) {
+        of_groups.advance(at);
+        let from = blocks_from(&placement, &of_groups.from);
+        if of_groups.missing > 0 || (0..TIERS).any(|tier| from[tier] > costs[tier].blocks_max) {
             continue;
         }
-        let makespan_s = latest_s(&costs, &blocks, |_| 1.0);
+        let makespan_s = latest_s(&costs, &from, |_| 1.0);
         let rest_s = compute_s(&prefill, request, at + 1);
         let cautious_s = total_s(makespan_s * caution, rest_s);
         if cautious_s < least_s {
-            best = (at + 1, placement, blocks, total_s(makespan_s, rest_s));
+            best = Candidate { blocks: at + 1, placement, from, total_s: total_s(makespan_s, rest_s) };
             least_s = cautious_s;
         }
     }
-    let (recompute_from, placement, blocks, predicted_s) = best;
-    let tail_s = latest_s(&costs, &blocks, |tier| speeds[tier].tail_factor);
-    let onboard = duration(latest_s(&costs, &blocks, |_| 1.0));
+    let Candidate { blocks: recompute_from, placement, from, total_s: predicted_s } = best;
+    let tail_s = latest_s(&costs, &from, |tier| speeds[tier].tail_factor);
+    let onboard = duration(latest_s(&costs, &from, |_| 1.0));
     let give_up = if recompute_from == start {
         Duration::ZERO
     } else {
@@ -220,6 +221,15 @@ pub fn plan(
         predicted_onboard_tail: duration(tail_s),
         give_up_after: give_up,
     }
+}
+
+/// A choice of how many blocks to onboard.
+struct Candidate {
+    blocks: usize,
+    placement: Placement,
+    /// Blocks from each tier, those of groups among them.
+    from: [u32; TIERS],
+    total_s: f64,
 }
 
 /// Blocks from each tier, of the prefix and of the groups.

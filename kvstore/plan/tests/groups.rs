@@ -26,7 +26,7 @@ fn seconds(
     blocks: usize,
 ) -> Option<f64> {
     let needed = request.groups.iter().map(|group| {
-        let first = blocks.saturating_sub(group.window).max(request.device_blocks);
+        let first = blocks.saturating_sub(group.window_blocks).max(request.device_blocks);
         let missing = group.held[first..blocks].iter().any(|tiers| tiers.is_empty());
         (!missing).then_some(blocks - first)
     });
@@ -57,8 +57,10 @@ fn a_plan_has_all_that_groups_need_and_is_as_good_as_any_that_has() {
                 (held.collect(), [1, 2, 8, usize::MAX][(random.uniform() * 4.0) as usize])
             })
             .collect();
-        let groups: Vec<Group<'_>> =
-            of_groups.iter().map(|(held, window)| Group { held, window: *window }).collect();
+        let groups: Vec<Group<'_>> = of_groups
+            .iter()
+            .map(|(held, window_blocks)| Group { held, window_blocks: *window_blocks })
+            .collect();
         let request = Request { groups: &groups, device_blocks, ..sweep::request(&held, Choice::Recompute) };
         let chosen = plan(&config, &request, &speeds, &worker);
         let reached = seconds(&request, &speeds, &worker, chosen.recompute_from);
@@ -79,13 +81,13 @@ fn blocks_of_groups_count_in_time() {
     speeds.iter_mut().for_each(|tier| tier.samples = u64::MAX);
     let held = [DISK; 64];
     let alone = sweep::request(&held, Choice::Recompute);
-    let group = Group { held: &held, window: usize::MAX };
+    let group = Group { held: &held, window_blocks: usize::MAX };
     assert_eq!(plan(&config, &alone, &speeds, &worker).recompute_from, 64);
     let one = Request { groups: &[group], ..alone };
     let (few, more) = (plan(&config, &alone, &speeds, &worker), plan(&config, &one, &speeds, &worker));
     assert!(more.predicted_onboard > few.predicted_onboard * 19 / 10, "{more:?}");
     let many = Request { groups: &[group; 20], ..alone };
     assert_eq!(plan(&config, &many, &speeds, &worker).choice(), Choice::Recompute);
-    let last_only = Request { groups: &[Group { window: 1, ..group }; 20], ..alone };
+    let last_only = Request { groups: &[Group { window_blocks: 1, ..group }; 20], ..alone };
     assert_eq!(plan(&config, &last_only, &speeds, &worker).recompute_from, 64);
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::TenantId;
+use kvstore_catalog::{Filling, TenantId};
 
 use crate::HostBlock;
 
@@ -154,6 +154,8 @@ pub(crate) enum Source {
     Slot(SlotRef),
     /// In pieces on the heap.
     Bytes(Vec<bytes::Bytes>),
+    /// In a slot of host memory that the caller has filled and summed.
+    Filled { filling: Filling, bytes: usize, checksum: u64 },
 }
 
 /// Blocks to read from the disk, to learn how long it takes.

@@ -41,7 +41,7 @@ pub use far::{Delivered, FarInbox, FarResult, FarTier, Incoming, Outgoing, Retur
 pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};
 pub use kvstore_catalog::TenantId;
 pub use kvstore_plan::{BandwidthLimit, ReturnConfig, Tier as BandwidthTier};
-pub use memory::HostBlock;
+pub use memory::{HostBlock, NewSlot};
 pub use metrics::StoreCounters;
 pub use shared::{LoadTimes, Plan, Prompt, PromptGroup};
 pub use store::Store;

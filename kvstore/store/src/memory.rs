@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use dataplane_checksum::{LANE_BYTES, Sum};
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
-use kvstore_catalog::Lease;
+use kvstore_catalog::{Filling, Lease};
 use kvstore_quantise::QuantisedLayout;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -181,6 +181,70 @@ impl BlockCheck {
             *budget = budget.saturating_sub(len);
         }
         Some(self.sum.seal(block.len() as u64) == block.lease.checksum())
+    }
+}
+
+/// A free slot of host memory that the caller fills itself ([`crate::Store::reserve`]): one copy and one checksum, on the caller's
+/// thread. Dropped, it is free again.
+#[derive(Debug)]
+pub struct NewSlot {
+    pub(crate) filling: Filling,
+    memory: Arc<HostMemory>,
+    bytes: usize,
+    sum: Sum,
+}
+
+impl NewSlot {
+    pub(crate) fn new(filling: Filling, memory: Arc<HostMemory>) -> Self {
+        Self { filling, memory, bytes: 0, sum: Sum::default() }
+    }
+
+    /// Bytes that it has room for.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.memory.slab.layout().slot_bytes
+    }
+
+    /// Writes a block's bytes, which are all of these pieces, and takes their checksum on the way: damage of the copy shows when the
+    /// block is read. False, and the slot is of no use, when there is no room for all of them. To be called once.
+    #[must_use]
+    pub fn fill<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
+        let (mut chunk, mut len) = ([0; CHUNK_BYTES], 0);
+        for mut piece in pieces {
+            if self.bytes + len + piece.len() > self.room() {
+                return false;
+            }
+            while !piece.is_empty() {
+                if len == 0 && piece.len() >= CHUNK_BYTES {
+                    let (now, later) = piece.split_at(CHUNK_BYTES);
+                    self.append(now);
+                    piece = later;
+                    continue;
+                }
+                let (now, later) = piece.split_at(piece.len().min(CHUNK_BYTES - len));
+                chunk[len..len + now.len()].copy_from_slice(now);
+                len += now.len();
+                piece = later;
+                if len == CHUNK_BYTES {
+                    self.append(&chunk);
+                    len = 0;
+                }
+            }
+        }
+        self.append(&chunk[..len]);
+        true
+    }
+
+    /// Appends bytes; all but the last ones are whole chunks.
+    fn append(&mut self, bytes: &[u8]) {
+        self.sum.add((self.bytes / LANE_BYTES) as u64, bytes);
+        self.memory.slab.write(self.filling.slot(), self.bytes, bytes);
+        self.bytes += bytes.len();
+    }
+
+    /// The slot, its bytes and their checksum.
+    pub(crate) fn into_parts(self) -> (Filling, usize, u64) {
+        (self.filling, self.bytes, self.sum.seal(self.bytes as u64))
     }
 }
 

@@ -92,6 +92,7 @@ impl Mover {
                 is_idle = false;
                 self.offload(block);
             }
+            self.tiers.evict_ahead();
             self.tiers.shared.loads.store(self.loads.len(), Ordering::Relaxed);
             let now = Instant::now();
             self.loads.expire(now, &mut self.tiers);

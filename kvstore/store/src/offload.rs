@@ -46,10 +46,15 @@ impl Mover {
         Some(block)
     }
 
-    pub(crate) fn offload(&mut self, block: NewBlock) {
+    pub(crate) fn offload(&mut self, mut block: NewBlock) {
         if self.tiers.shared.holds(HOST, &block.identity) {
             return self.over(block, true);
         }
+        let source = std::mem::replace(&mut block.source, Source::Bytes(Vec::new()));
+        if let Source::Filled { filling, bytes, checksum } = source {
+            return self.take_in(block, filling, bytes, checksum);
+        }
+        block.source = source;
         let Some(reserved) = self.tiers.host_slot(block.description.tenant) else {
             // Other tenants wait behind one that is at its quota for the end of a write, not for bandwidth.
             let is_short = self.tiers.shared.free(HOST) == 0 || !self.tiers.bandwidth.holds_writes();
@@ -80,6 +85,7 @@ impl Mover {
             Source::Bytes(pieces) => {
                 Some((pieces.iter().map(bytes::Bytes::len).sum(), shared.memory.write(slot, pieces)))
             }
+            Source::Filled { .. } => unreachable!("it has a slot of its own"),
         };
         match copied {
             Some((bytes, checksum)) => self.take_in(block, filling, bytes, checksum),

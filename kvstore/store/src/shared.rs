@@ -1,7 +1,7 @@
 //! What the store's thread and its callers share.
 
 use std::iter::{repeat_n, zip};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ const WAIT_MAX: Duration = Duration::from_secs(600);
 pub struct Prompt<'a> {
     /// Whole blocks of the prompt behind those that the worker's pool has.
     pub chain: &'a [BlockIdentity],
-    /// The same of layers that have blocks of their own, of which the last ones are needed.
+    /// Layer groups with blocks of their own, beside the chain above.
     pub groups: &'a [PromptGroup<'a>],
     /// Blocks before them, which the worker's pool has.
     pub device_blocks: usize,
@@ -55,8 +55,8 @@ pub struct Prompt<'a> {
 pub struct PromptGroup<'a> {
     /// One for each block of the prompt's chain.
     pub chain: &'a [BlockIdentity],
-    /// How many blocks are needed before the first one that is computed.
-    pub window: usize,
+    /// How many blocks are needed before the first one that is computed; `usize::MAX`: all of them.
+    pub window_blocks: usize,
 }
 
 /// What to do with it.
@@ -117,6 +117,8 @@ pub(crate) struct Shared {
     pub(crate) config: StoreConfig,
     /// Loads inside, for the bound on them.
     pub(crate) loads: AtomicUsize,
+    /// Callers fill slots themselves: some are to be free.
+    pub(crate) wants_free_slots: AtomicBool,
     has_disk: bool,
     /// The tiers of other nodes, in the order in which they are asked.
     others: Vec<Tier>,
@@ -155,6 +157,7 @@ impl Shared {
             counters: Arc::new(StoreCounters::default()),
             config,
             loads: AtomicUsize::new(0),
+            wants_free_slots: AtomicBool::new(false),
             has_disk,
             others,
             planning: PlanConfig::default(),
@@ -211,7 +214,7 @@ impl Shared {
             })
             .collect();
         let groups: Vec<Group<'_>> = zip(prompt.groups, &of_groups)
-            .map(|(group, held)| Group { held, window: group.window })
+            .map(|(group, held)| Group { held, window_blocks: group.window_blocks })
             .collect();
         let mut guard = self.estimates();
         let estimates = &mut *guard;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use crossbeam_channel::{Sender, TrySendError};
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::Lease;
+use kvstore_catalog::{Lease, TenantId};
 use kvstore_disk::DiskCounters;
 
 use crate::Description;
 use crate::job::{Destination, Job, LoadRequest, NewBlock, Offload, Onboard, Prepare, Source, Throttled};
-use crate::memory::HostBlock;
+use crate::memory::{HostBlock, NewSlot};
 use crate::metrics::StoreCounters;
 use crate::mover::Message;
 use crate::shared::{DISK, HOST, LoadTimes, Plan, Prompt, Shared};
@@ -187,6 +187,39 @@ impl Store {
             return Err(Throttled(()));
         }
         let (source, done) = (Source::Bytes(bytes), Some(Box::new(done) as _));
+        let block = NewBlock { identity, description, source, checksum: None, done };
+        self.offloads.try_send(block).map_err(|_| {
+            StoreCounters::add(&self.shared.counters.throttled, 1);
+            Throttled(())
+        })
+    }
+
+    /// A free slot of host memory, for a caller who has a block's bytes in its own memory and copies them itself; then
+    /// [`Store::put_slot`]. None when no slot is free now: [`Store::put`] makes room. The store's thread evicts ahead for those who
+    /// ask. Tenants with a quota have to go that way, too.
+    #[must_use]
+    pub fn reserve(&self) -> Option<NewSlot> {
+        if self.shared.config.quantised.is_some() {
+            return None;
+        }
+        self.shared.wants_free_slots.store(true, Ordering::Relaxed);
+        let reserved = self.shared.catalog.reserve_free(HOST, TenantId(0))?;
+        Some(NewSlot::new(reserved.fill(), Arc::clone(&self.shared.memory)))
+    }
+
+    /// Stores the block in a slot that the caller has filled; `done` is told on the store's thread whether host memory has it.
+    pub fn put_slot(
+        &self,
+        identity: BlockIdentity,
+        description: Description,
+        slot: NewSlot,
+        done: impl FnOnce(bool) + Send + 'static,
+    ) -> Result<(), Throttled<()>> {
+        let (filling, bytes, checksum) = slot.into_parts();
+        if bytes > self.shared.config.block_bytes {
+            return Err(Throttled(()));
+        }
+        let (source, done) = (Source::Filled { filling, bytes, checksum }, Some(Box::new(done) as _));
         let block = NewBlock { identity, description, source, checksum: None, done };
         self.offloads.try_send(block).map_err(|_| {
             StoreCounters::add(&self.shared.counters.throttled, 1);

@@ -97,6 +97,22 @@ impl Site {
         }
     }
 
+    /// Asks until that is so: eight long requests at a time, since a single one goes where its prompt or the shortest queue is,
+    /// which may be one engine for good.
+    pub fn ask_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let mut seed = 100_000;
+        wait_for(what, || {
+            std::thread::scope(|scope| {
+                for number in 0..8 {
+                    let address = &self.gateway.address;
+                    scope.spawn(move || assert_eq!(ask(address, &chat(8, seed + number, 24)).0, 200));
+                }
+            });
+            seed += 8;
+            is_so(self)
+        });
+    }
+
     pub fn chat(&self, body: &Value) -> (u16, Value) {
         ask(&self.gateway.address, body)
     }

@@ -29,16 +29,39 @@ pub(super) fn disk(settings: &Settings) -> Finding {
     } else if tier.path.is_empty() {
         ("`disk_tier.path` is empty".to_owned(), "workers will not start".to_owned())
     } else {
-        let each: Vec<(String, String)> = tier.path.0.iter().map(|path| of_path(settings, path)).collect();
-        let worst = each.iter().find(|(_, consequence)| consequence.contains("not start")).or(each.first());
-        let consequence = worst.map_or_else(String::new, |(_, consequence)| consequence.clone());
-        (each.into_iter().map(|(found, _)| found).collect::<Vec<_>>().join("; "), consequence)
+        let each: Vec<OfPath> = tier.path.0.iter().map(|path| of_path(settings, path)).collect();
+        let worst = each.iter().max_by_key(|of| of.severity).map(|of| of.consequence.clone());
+        let found: Vec<String> = each.into_iter().map(|of| of.found).collect();
+        (found.join("; "), worst.unwrap_or_default())
     };
     Finding { what: "disk tier", found, consequence }
 }
 
-/// One of the tier's paths.
-fn of_path(settings: &Settings, path: &str) -> (String, String) {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Severity {
+    Fine,
+    Slow,
+    Fails,
+}
+
+/// What was found of one of the tier's paths.
+struct OfPath {
+    found: String,
+    consequence: String,
+    severity: Severity,
+}
+
+impl OfPath {
+    fn new(severity: Severity, found: String, consequence: impl Into<String>) -> Self {
+        Self { found, consequence: consequence.into(), severity }
+    }
+
+    fn fails(found: String) -> Self {
+        Self::new(Severity::Fails, found, "workers will not start")
+    }
+}
+
+fn of_path(settings: &Settings, path: &str) -> OfPath {
     match settings.disk_tier.engine.as_str() {
         "nvme-user" | "spdk" => in_user_space(path),
         "nvme-passthrough" => character_device(path),
@@ -46,51 +69,60 @@ fn of_path(settings: &Settings, path: &str) -> (String, String) {
     }
 }
 
-fn in_user_space(address: &str) -> (String, String) {
+fn in_user_space(address: &str) -> OfPath {
     let driver = fs::read_link(format!("/sys/bus/pci/devices/{address}/driver"));
     let name = driver.ok().and_then(|link| Some(link.file_name()?.to_string_lossy().into_owned()));
-    let consequence = match name.as_deref() {
-        Some("vfio-pci") => "the driver in user space takes it".to_owned(),
-        Some(_) => format!("workers will not start: bind {address} to vfio-pci first"),
-        None => "workers will not start: there is no such device, or no driver holds it".to_owned(),
+    let (severity, consequence) = match name.as_deref() {
+        Some("vfio-pci") => (Severity::Fine, "the driver in user space takes it".to_owned()),
+        Some(_) => (Severity::Fails, format!("workers will not start: bind {address} to vfio-pci first")),
+        None => (
+            Severity::Fails,
+            "workers will not start: there is no such device, or no driver holds it".to_owned(),
+        ),
     };
-    (format!("{address}, driver {}", name.as_deref().unwrap_or("none")), consequence)
+    OfPath::new(severity, format!("{address}, driver {}", name.as_deref().unwrap_or("none")), consequence)
 }
 
-fn character_device(path: &str) -> (String, String) {
+fn character_device(path: &str) -> OfPath {
     match fs::metadata(path) {
         Ok(of) if of.file_type().is_char_device() => {
-            (format!("{path}, a character device"), "NVMe commands go through the kernel's driver".to_owned())
+            let consequence = "NVMe commands go through the kernel's driver";
+            OfPath::new(Severity::Fine, format!("{path}, a character device"), consequence)
         }
-        Ok(_) => (
+        Ok(_) => OfPath::new(
+            Severity::Fails,
             format!("{path} is no character device"),
-            "workers will not start: name the namespace's `/dev/ngXnY`".to_owned(),
+            "workers will not start: name the namespace's `/dev/ngXnY`",
         ),
-        Err(error) => (format!("{path}: {error}"), "workers will not start".to_owned()),
+        Err(error) => OfPath::fails(format!("{path}: {error}")),
     }
 }
 
-fn files(settings: &Settings, path: &Path) -> (String, String) {
-    let tier = &settings.disk_tier;
+fn files(settings: &Settings, path: &Path) -> OfPath {
     if is_block_device(path) {
+        if settings.disk_tier.path.0.len() > 1 {
+            let consequence = "workers will not start: several paths must be folders";
+            return OfPath::new(Severity::Fails, format!("{}, a block device", path.display()), consequence);
+        }
         let consequence = "one worker can have it; each further one needs a device of its own";
-        return (format!("{}, a block device", path.display()), consequence.to_owned());
+        return OfPath::new(Severity::Fine, format!("{}, a block device", path.display()), consequence);
     }
     let Some(folder) = existing(path) else {
-        return (format!("{} does not exist", path.display()), "workers will not start".to_owned());
+        return OfPath::fails(format!("{} does not exist", path.display()));
     };
     let room = match rustix::fs::statfs(&folder) {
         Ok(room) => room,
-        Err(errno) => return (format!("{}: {errno}", folder.display()), "workers will not start".to_owned()),
+        Err(errno) => return OfPath::fails(format!("{}: {errno}", folder.display())),
     };
     let magic = room.f_type as i64;
     let name =
         FILE_SYSTEMS.iter().find(|(of, _)| *of == magic).map_or("another file system", |(_, name)| name);
     let free = (room.f_bavail as u64).saturating_mul(room.f_bsize as u64);
     let workers = settings.serve.prefill_workers + settings.serve.decode_workers;
-    let needed = (tier.capacity.0 / tier.path.0.len().max(1) as u64).saturating_mul(workers);
+    let neighbours = paths_on_device_of(settings, path).len();
+    let needed = bytes_on_device_of(settings, path).saturating_mul(workers);
     // What the files take already is theirs.
-    let held = bytes_of_files(path);
+    let held = held_on_device_of(settings, path);
     let opened = rustix::fs::open(&folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT, Mode::RUSR);
     let is_refused = matches!(opened, Err(Errno::ACCESS | Errno::PERM | Errno::ROFS));
     let is_direct = !matches!(opened, Err(Errno::INVAL));
@@ -102,18 +134,42 @@ fn files(settings: &Settings, path: &Path) -> (String, String) {
         gib(needed),
         if is_direct { "" } else { ", no direct I/O" }
     );
-    let consequence = if is_refused {
-        "workers will not start: they cannot make files there".to_owned()
+    let (severity, consequence) = if is_refused {
+        (Severity::Fails, "workers will not start: they cannot make files there")
     } else if free.saturating_add(held) < needed {
-        "workers will not start: not enough room for `disk_tier.capacity` of each".to_owned()
+        (Severity::Fails, "workers will not start: not enough room for `disk_tier.capacity` of each")
     } else if magic == TMPFS {
-        "it would keep blocks in memory twice: name a folder on an SSD".to_owned()
+        (Severity::Slow, "it would keep blocks in memory twice: name a folder on an SSD")
     } else if !is_direct {
-        "reads and writes go through the page cache: slower, and memory is taken twice".to_owned()
+        (Severity::Slow, "reads and writes go through the page cache: slower, and memory is taken twice")
+    } else if neighbours > 1 {
+        (Severity::Slow, "several folders are on one device: their bandwidths do not add up")
     } else {
-        "files are made whole at the start; a worker that dies finds its blocks again".to_owned()
+        (Severity::Fine, "files are made whole at the start; a worker that dies finds its blocks again")
     };
-    (found, consequence)
+    OfPath::new(severity, found, consequence)
+}
+
+/// Paths of the tier on the device of this one, which is one of them.
+fn paths_on_device_of<'a>(settings: &'a Settings, path: &'a Path) -> Vec<&'a Path> {
+    use std::os::unix::fs::MetadataExt;
+    let device = |path: &Path| existing(path).and_then(|folder| Some(fs::metadata(folder).ok()?.dev()));
+    let own = device(path);
+    let others = settings.disk_tier.path.0.iter().map(Path::new);
+    let others = others.filter(|other| *other != path && own.is_some() && device(other) == own);
+    std::iter::once(path).chain(others).collect()
+}
+
+/// Bytes of the tier's files on the device of this path.
+pub(crate) fn held_on_device_of(settings: &Settings, path: &Path) -> u64 {
+    paths_on_device_of(settings, path).into_iter().map(bytes_of_files).sum()
+}
+
+/// Bytes that a worker's share of the tier takes on the device of this path.
+pub(crate) fn bytes_on_device_of(settings: &Settings, path: &Path) -> u64 {
+    let tier = &settings.disk_tier;
+    let each = tier.capacity.0 / tier.path.0.len().max(1) as u64;
+    each.saturating_mul(paths_on_device_of(settings, path).len() as u64)
 }
 
 /// Whether a path names a block device.
@@ -128,7 +184,7 @@ pub(crate) fn existing(path: &Path) -> Option<PathBuf> {
 }
 
 /// Bytes of the segments in a folder and in those right below it.
-pub(crate) fn bytes_of_files(folder: &Path) -> u64 {
+fn bytes_of_files(folder: &Path) -> u64 {
     let entries = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
     let is_segment = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("segment-");
     let sum = |folder: &Path| -> u64 {
@@ -161,16 +217,20 @@ mod tests {
         let there = there.to_str().expect("a path");
         assert!(with(1 << 50, there, "auto").consequence.contains("not enough room"));
         assert!(!with(1 << 20, there, "auto").consequence.contains("not start"), "there is a megabyte");
-        let second = format!("{there},{there}/second");
-        let two = with(1 << 20, &second, "auto");
+        // Of two folders the worse one counts, wherever it stands in the list; on one device they share its room.
+        let pair = |other: &str| with(1 << 20, &format!("{there},{other}"), "auto");
+        assert!(pair("/proc/none").consequence.contains("not start"), "{}", pair("/proc/none").consequence);
+        let second = pair(&format!("{there}/second"));
         assert!(
-            two.found.contains("; ") && !two.consequence.contains("not start"),
-            "{} {}",
-            two.found,
-            two.consequence
+            second.found.contains("; ") && second.consequence.contains("one device"),
+            "{}",
+            second.consequence
         );
-        let missing = with(1 << 20, &format!("{there},relative/none"), "nvme-passthrough");
-        assert!(missing.consequence.contains("not start"), "{}", missing.consequence);
+        // Two workers: each folder's share has room, both have not.
+        let room = rustix::fs::statvfs(&std::env::temp_dir()).expect("a file system");
+        let most = room.f_bavail * room.f_frsize * 3 / 4;
+        let shared = with(most, &format!("{there},{there}/second"), "auto").consequence;
+        assert!(shared.contains("not enough room"), "{shared}");
         assert!(with(1 << 20, there, "nvme-passthrough").found.contains("no character device"));
         assert!(with(1 << 20, "/dev/ng99n1", "nvme-passthrough").consequence.contains("not start"));
         assert!(with(1 << 20, "ffff:ff:1f.7", "nvme-user").consequence.contains("no such device"));

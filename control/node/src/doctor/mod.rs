@@ -16,7 +16,7 @@ use dataplane_verbs::{Device, Library};
 
 use crate::path_command;
 
-pub(crate) use disk::{bytes_of_files, existing, is_block_device};
+pub(crate) use disk::{bytes_on_device_of, existing, held_on_device_of, is_block_device};
 
 struct Finding {
     what: &'static str,

@@ -163,7 +163,7 @@ class _Transfer(ctypes.Structure):
 
 
 class _Group(ctypes.Structure):
-    _fields_ = [("identities", ctypes.c_char_p), ("window", ctypes.c_uint64)]
+    _fields_ = [("identities", ctypes.c_char_p), ("window_blocks", ctypes.c_uint64)]
 
 
 class _Prompt(ctypes.Structure):
@@ -411,7 +411,7 @@ class Store:
         """What is best done with a prompt of so many tokens, of which the engine has `held` blocks and `identities` name the next.
 
         The engine computes `queued_tokens` of other prompts before. `may_fetch`: other nodes were not asked yet. `groups` are the
-        identities of further groups of layers, as many each, with how many of its last blocks each needs.
+        identities of further groups of layers, as many each, with the number of blocks before the first computed one that each needs.
         """
         size, count = ctypes.sizeof(_Prompt), _count(identities)
         array = (_Group * len(groups))(*groups)

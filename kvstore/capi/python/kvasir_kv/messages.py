@@ -34,8 +34,8 @@ class Source:
 class Load:
     """Blocks of the engine that a request waits for: from the store by their hashes, or from another engine.
 
-    From the store no longer than `deadline` seconds, if that is not 0: what has not come by then is computed. `is_whole`: a part of them is
-    of no use, because they belong to several groups of layers.
+    From the store no longer than `deadline` seconds, if that is not 0: what has not come by then is computed. `all_or_nothing`: a part of them is
+    of no use, since a window of layers may end behind the missing block.
     """
 
     job: int
@@ -44,7 +44,7 @@ class Load:
     blocks: list[int]
     source: Source | None = None
     deadline: float = 0.0
-    is_whole: bool = False
+    all_or_nothing: bool = False
 
 
 @dataclass
@@ -68,8 +68,8 @@ class Question:
 
     The engine has `held` blocks of it and `hashes` name the next ones, in a prompt of `tokens` tokens; before it the engine computes
     `queued_tokens` of others. With `may_fetch` the hashes begin with the prompt's very first block, and what is not here is brought here from
-    other nodes first, if that is worth it. `groups` are the hashes of further groups of layers, as many each, with how many of its last
-    blocks each needs.
+    other nodes first, if that is worth it. `groups` are the hashes of further groups of layers, as many each, with the number of
+    blocks before the first computed one that each needs.
     """
 
     number: int
@@ -126,15 +126,19 @@ class Step:
 
 @dataclass
 class Tally:
-    """How many workers have said something, and the least that one of them said; of an answer with its shortest deadline."""
+    """How many workers have said something, and the least and the most that one of them said; of an answer with its shortest deadline."""
 
     workers: int
     least: int
     deadline: float = 0.0
+    most: int = 0
+
+    def __post_init__(self) -> None:
+        self.most = max(self.most, self.least)
 
     def add(self, other: "Tally") -> "Tally":
         workers, least = self.workers + other.workers, min(self.least, other.least)
-        return Tally(workers, least, min(self.deadline, other.deadline))
+        return Tally(workers, least, min(self.deadline, other.deadline), max(self.most, other.most))
 
 
 @dataclass

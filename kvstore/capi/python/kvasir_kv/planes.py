@@ -69,9 +69,9 @@ def layout(tensors: Mapping[str, Tensor], blocks: int) -> Layout:
     facts: list[object] = []
     layers: dict[str, tuple[Plane, ...]] = {}
     head_layouts: dict[str, HeadLayout] = {}
-    seen: set[tuple[int, tuple[int, ...]]] = set()
+    seen: set[tuple[object, ...]] = set()
     for name, tensor in tensors.items():
-        place = (tensor.data_ptr(), tuple(tensor.stride()))
+        place = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size())
         if place in seen:
             # Layers that share their cache have it once.
             facts.append((name, "shared"))
@@ -84,7 +84,7 @@ def layout(tensors: Mapping[str, Tensor], blocks: int) -> Layout:
         facts.append((name, str(tensor.dtype), of_tensor))
     if not planes:
         raise LayoutError("the engine has no tensors of KV blocks")
-    merged = _merge(planes)
+    merged = _merge(_union(planes))
     if len(merged) > PLANES_MAX:
         raise LayoutError(f"a block lies in {len(merged)} pieces, and at most {PLANES_MAX} can be copied")
     return Layout(tuple(merged), sum(plane.block_bytes for plane in merged), tuple(facts), layers, head_layouts)
@@ -162,6 +162,27 @@ def _block_axis(what: str, sizes: list[int], blocks: int) -> int:
     if sizes and blocks and sizes[0] > blocks and sizes[0] % blocks == 0:
         return 0
     raise LayoutError(f"{what}: none of the first two axes is that of the {blocks} blocks")
+
+
+def _union(planes: list[Plane]) -> list[Plane]:
+    """Planes that overlap in each block become one: groups of layers whose blocks take turns in the same memory, each seen in its own shape."""
+    disjoint: list[Plane] = []
+    for plane in planes:
+        for other in [one for one in disjoint if _overlap(one, plane)]:
+            if other.block_stride != plane.block_stride:
+                raise LayoutError(f"blocks {plane.block_stride} and {other.block_stride} bytes apart overlap")
+            disjoint.remove(other)
+            start = min(plane.start, other.start)
+            stop = max(plane.start + plane.block_bytes, other.start + other.block_bytes)
+            plane = Plane(start, plane.block_stride, stop - start)
+        if plane.block_bytes > plane.block_stride:
+            raise LayoutError(f"a block of {plane.block_bytes} bytes is longer than the distance of {plane.block_stride} to the next one")
+        disjoint.append(plane)
+    return disjoint
+
+
+def _overlap(one: Plane, other: Plane) -> bool:
+    return one.start < other.start + other.block_bytes and other.start < one.start + one.block_bytes
 
 
 def _merge(planes: list[Plane]) -> list[Plane]:

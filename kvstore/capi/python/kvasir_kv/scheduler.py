@@ -113,6 +113,8 @@ class _Tracked:
     pushed: int = 0
     receiving: Leg | None = None
     """The hand-off whose blocks it waits for."""
+    group_names: dict[int, list[bytes]] = field(default_factory=dict)
+    """Names of its blocks in the other groups, as far as they were needed."""
     described: list[int] = field(default_factory=list)
     """Short hashes of its blocks in `Scheduler._described_blocks`."""
 
@@ -169,10 +171,10 @@ class Scheduler:
         self._is_handing_over = is_handing_over
         self._is_fetching = is_fetching
         self._windows = tuple(windows)
-        self._main = self._windows.index(None) if None in self._windows else 0
-        """The group whose blocks are named by the engine's hashes alone: one that needs all of them, if there is one."""
-        self._loads_whole = self._windows != (None,)
-        """Whether blocks that have not come make the others of their load useless: a window of those may begin behind them."""
+        self._prefix_group = self._windows.index(None) if None in self._windows else 0
+        """The group whose blocks are named by the engine's hashes alone: one that needs the whole prefix, if there is one."""
+        self._all_or_nothing = self._windows != (None,)
+        """Whether a part of a load is useless: a window may end behind the block that is missing."""
         self._pool: Pool | None = None
         self._requests: dict[str, _Tracked] = {}
         self._step = Step()
@@ -254,7 +256,7 @@ class Scheduler:
         job = self._next_number()
         if tracked.leg is not None and tracked.leg.source is not None:
             source = Source(tracked.leg, self._content(tracked), first)
-            self._step.loads.append(Load(job, request.request_id, [], list(blocks[self._main][first:stop]), source))
+            self._step.loads.append(Load(job, request.request_id, [], list(blocks[self._prefix_group][first:stop]), source))
             self._loading[job] = request.request_id, count
             # What comes is not saved: the store's names promise how a block was computed, which the sender does not tell.
             tracked.receiving, tracked.leg = tracked.leg, None
@@ -269,7 +271,7 @@ class Scheduler:
                 of_group = self._names(tracked, needed[0], needed[-1] + 1, group)
                 names += [of_group[at - needed[0]] for at in needed]
                 chosen += [numbers[at] for at in needed]
-        load = Load(job, request.request_id, names, chosen, None, tracked.deadline, self._loads_whole)
+        load = Load(job, request.request_id, names, chosen, None, tracked.deadline, self._all_or_nothing)
         self._step.loads.append(load)
         self._loading[job] = request.request_id, len(chosen)
         tracked.loads += 1
@@ -328,14 +330,18 @@ class Scheduler:
             if tracked is not None:
                 tracked.receiving = None
                 # What did not come is computed, and then it is to be saved.
-                is_failed = self._loads_whole and tally.least < count
-                tracked.loaded = tracked.loaded[: 0 if is_failed else tally.least]
+                if not self._all_or_nothing:
+                    tracked.loaded = tracked.loaded[: tally.least]
+                elif tally.least < count:
+                    tracked.loaded = tracked.loaded[:0]
                 tracked.offered = min(tracked.offered, tracked.loaded.stop)
         for number, tally in complete.answers.items():
             tracked = self._requests.get(self._asking.pop(number))
             # A reset, or another request of the same name, may have made the question void.
             if tracked is not None and tracked.asked is not None and tracked.question == number:
-                tracked.answer, tracked.deadline, tracked.look = tally.least, tally.deadline, None
+                # With windows a worker that has more may have holes behind fewer blocks.
+                is_common = not self._all_or_nothing or tally.least == tally.most
+                tracked.answer, tracked.deadline, tracked.look = tally.least if is_common else 0, tally.deadline, None
 
     def finished(self, request: Any) -> None:
         """Forgets a request. Its blocks that are being saved or loaded are still held."""
@@ -470,7 +476,7 @@ class Scheduler:
             # The receiver may have other weights, and computes it all.
             self._refuse(tracked)
             return
-        numbers = blocks_of(tracked.request.request_id)[self._main]
+        numbers = blocks_of(tracked.request.request_id)[self._prefix_group]
         complete = min(computed // self._block_tokens, stop, len(numbers))
         if complete > tracked.pushed:
             first, tracked.pushed = tracked.pushed, complete
@@ -490,8 +496,12 @@ class Scheduler:
         """Hashes of a request's blocks in a group. The hash at a block's end stands for all that comes before it."""
         step = self._hashes_per_block
         hashes = tracked.request.block_hashes
-        salt = tracked.salt if group is None or group == self._main else tracked.salt + b"group %d" % group
-        return identity.salted(salt, [bytes(hashes[at * step - 1]) for at in range(first + 1, stop + 1)])
+        if group is None or group == self._prefix_group:
+            return identity.salted(tracked.salt, [bytes(hashes[at * step - 1]) for at in range(first + 1, stop + 1)])
+        known = tracked.group_names.setdefault(group, [])
+        new = [bytes(hashes[at * step - 1]) for at in range(len(known) + 1, stop + 1)]
+        known += identity.salted(tracked.salt + b"group %d" % group, new)
+        return known[first:stop]
 
     def _is_null(self, number: int) -> bool:
         return self._pool is not None and self._pool.blocks[number].is_null
@@ -526,7 +536,7 @@ class Scheduler:
         groups = [
             (self._names(tracked, first, stop, group), _WHOLE_PREFIX if window is None else window)
             for group, window in enumerate(self._windows)
-            if group != self._main
+            if group != self._prefix_group
         ]
         return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch, groups)
 

@@ -129,6 +129,8 @@ class Settings:
             raise SettingsError("kv_connector_extra_config: store has a section device, and the KV caches are in host memory")
         disk = sections.get("disk_tier", {})
         if isinstance(paths := disk.get("path"), (list, tuple)):
+            if not all(isinstance(path, str) and path for path in paths):
+                raise SettingsError(f"kv_connector_extra_config: disk_tier.path lists something that is no folder: {paths!r}")
             disk["path"] = [str(Path(str(path)) / worker) for path in paths]
         elif paths:
             disk["path"] = str(Path(str(paths)) / worker)

@@ -53,7 +53,7 @@ from .vllm_engine import (
     handoff_facts,
     memory_of,
     refuse,
-    refuse_far,
+    refuse_sharing,
     refuse_handoff,
     windows,
     worker_facts,
@@ -120,7 +120,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config or {})
         refuse(vllm_config, kv_cache_config)
-        refuse_far(kv_cache_config, self._settings)
+        refuse_sharing(kv_cache_config, self._settings)
         refuse_handoff(vllm_config, self._settings)
         transfer = self._settings.transfer
         exposed = handoff.exposure(transfer, self._settings.rdma) if transfer is not None else None
@@ -215,7 +215,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             self._vllm_config, layout_facts, kv_caches, settings.namespace, settings.is_fetching, replicas
         )
         key = identity.key(facts)
-        self._worker = Worker(store, tensors, key, found.block_bytes, record, handing_over, tells_tiers)
+        groups = len(self._kv_cache_config.kv_cache_groups)
+        self._worker = Worker(store, tensors, key, found.block_bytes, record, handing_over, tells_tiers, groups)
         _WORKERS[self._engine] = self._worker
         logger.info(
             "Kvasir keeps blocks of %d bytes in %d pieces (worker %s); the store has %s",

@@ -35,6 +35,9 @@ logger = init_logger("vllm.kvasir_kv")
 
 _HASHES = ("sha256", "sha256_cbor")
 
+GROUPS_MAX = 65
+"""The prefix's group, and as many others as the library takes."""
+
 
 class _CudaEvent(Event):
     """All work that has been put on the current stream so far."""
@@ -56,7 +59,9 @@ def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
     sizes = sorted({group.kv_cache_spec.block_size for group in caches.kv_cache_groups})
     if len(sizes) > 1:
         problems.append(f"groups of KV caches have blocks of {sizes} tokens, which must be equal")
-    if config.speculative_config is not None and len(kinds) > 1:
+    if len(kinds) > GROUPS_MAX:
+        problems.append(f"{len(kinds)} groups of KV caches are more than {GROUPS_MAX}")
+    if config.speculative_config is not None and windows(caches) != [None]:
         problems.append("speculative decoding needs more of a sliding window than is loaded here")
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
@@ -81,7 +86,7 @@ def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
         logger.warning("This vLLM names blocks anew at each start; set PYTHONHASHSEED to find them after a restart.")
 
 
-def refuse_far(caches: "KVCacheConfig", settings: Settings) -> None:
+def refuse_sharing(caches: "KVCacheConfig", settings: Settings) -> None:
     """Raises what of its store's configuration an engine with several groups of layers can't have."""
     if windows(caches) == [None]:
         return
@@ -183,7 +188,7 @@ def _kind(spec: Any) -> tuple[str, int] | None:
     if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
         return "full", 0
     if type(spec) is SlidingWindowSpec:
-        # Of the token that is computed next, and as many before it.
+        # A token attends to itself and to the sliding_window - 1 tokens before it.
         return "sliding", spec.sliding_window - 1 + int(getattr(spec, "extra_retained_tokens", 0))
     if type(spec) is ChunkedLocalAttentionSpec:
         return "chunked", spec.attention_chunk_size
@@ -191,7 +196,10 @@ def _kind(spec: Any) -> tuple[str, int] | None:
 
 
 def windows(caches: "KVCacheConfig") -> list[int | None]:
-    """For each group of layers how many blocks before the next token it needs at most; none: all of them."""
+    """For each group of layers the number of blocks before the next token that it needs at most; none: all of them.
+
+    Of an engine that `refuse` accepts: any other kind counts as one that needs all.
+    """
     kinds = [(_kind(group.kv_cache_spec), group.kv_cache_spec.block_size) for group in caches.kv_cache_groups]
     return [None if kind is None or kind[0] == "full" else -(-kind[1] // size) for kind, size in kinds]
 

@@ -89,9 +89,10 @@ class Worker:
         record: Callable[[], Event] = Event,
         handoff: HandOff | None = None,
         tells_tiers: bool = False,
+        groups: int = 1,
     ) -> None:
         """`tells_tiers`: what the store's tiers gain and lose is reported. The first of an engine's workers does that for all, which
-        store and lose the same blocks, or nearly so."""
+        store and lose the same blocks, or nearly so. `groups` of layers have as many blocks and events each."""
         self._store = store
         self._tensors = tensors
         self._key = key
@@ -109,6 +110,7 @@ class Worker:
         self._fetching_max = 0
         self._handoff = handoff
         self._tells_tiers = tells_tiers
+        self._groups = groups
         self._layer_of = {name: at for at, name in enumerate(handoff.layers)} if handoff is not None else {}
         self._pushing: list[_Pushing] = []
         """Those of this step, and those that the queue had no room for."""
@@ -254,7 +256,7 @@ class Worker:
         """
         events: list[TierEvent] = []
         try:
-            for _ in range(_EVENT_BATCHES_PER_STEP):
+            for _ in range(_EVENT_BATCHES_PER_STEP * self._groups):
                 taken = self._store.take_events()
                 events += taken
                 if len(taken) < EVENTS_AT_ONCE:
@@ -508,7 +510,7 @@ class Worker:
             return
         self._report.loaded[number] = Tally(1, blocks)
         self._arrived.add(job.request)
-        if not job.is_whole:
+        if not job.all_or_nothing:
             self._missing.update(job.blocks[blocks:])
         elif missing:
             self._failed_loads.add(job.request)

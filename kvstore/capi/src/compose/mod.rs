@@ -9,7 +9,7 @@ use dataplane_memory::PageSize;
 use dataplane_verbs::Library;
 use kvstore_catalog::PolicyKind;
 use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment, Recovered};
-use kvstore_io::files::{Files, FolderConfig, open_folders};
+use kvstore_io::files::{FolderConfig, open_folders, remove_surplus};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
@@ -169,22 +169,25 @@ fn open_log(
     wrap: impl FnOnce(Box<dyn IoEngine>) -> Box<dyn IoEngine>,
 ) -> Result<(DiskLog, Vec<Recovered>), Broken> {
     tier.path.0.iter().try_for_each(std::fs::create_dir_all)?;
-    let engine = wrap(engine(tier, segment_bytes)?);
+    let folders: Vec<PathBuf> = tier.path.0.iter().map(PathBuf::from).collect();
+    let count = u32::try_from(tier.capacity.0 / segment_bytes.max(1))
+        .map_err(|_| "disk_tier.segment: too many segments")?;
+    let segments = FolderConfig::new(PathBuf::new(), segment_bytes, count);
+    let engine = wrap(engine(tier, &folders, &segments)?);
     let areas: Vec<Area> =
         (0..).zip(&engine.geometry().files).map(|(file, &bytes)| Area { file, offset: 0, bytes }).collect();
     let (log, recovered, _report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())?;
+    remove_surplus(&folders, &segments)?;
     Ok((log, recovered))
 }
 
-fn engine(tier: &DiskTierSettings, segment_bytes: u64) -> Result<Box<dyn IoEngine>, Broken> {
+fn engine(
+    tier: &DiskTierSettings,
+    folders: &[PathBuf],
+    segments: &FolderConfig,
+) -> Result<Box<dyn IoEngine>, Broken> {
     let depth = tier.depth as usize;
-    let files = || -> Result<Files, Broken> {
-        let count = u32::try_from(tier.capacity.0 / segment_bytes.max(1))
-            .map_err(|_| "disk_tier.segment: too many segments")?;
-        let paths: Vec<PathBuf> = tier.path.0.iter().map(PathBuf::from).collect();
-        let each = count / paths.len().max(1) as u32;
-        Ok(open_folders(&paths, &FolderConfig::new("", segment_bytes, each))?)
-    };
+    let files = || open_folders(folders, segments);
     if tier.engine != Engine::Pread {
         let ring = RingConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };
         match uring::open(files()?, &ring) {

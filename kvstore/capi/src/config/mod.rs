@@ -215,8 +215,8 @@ pub(crate) struct RdmaSettings {
     pub(crate) traffic_class: u8,
 }
 
-/// Folders of a disk tier: what the log deals slots out over.
-const DEVICES_MAX: u64 = 64;
+/// Folders of a disk tier: one for each stripe of the log.
+const FOLDERS_MAX: u64 = kvstore_disk::STRIPES_MAX as u64;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Default for TransferSettings {
@@ -503,9 +503,9 @@ impl Settings {
                 ));
             }
             let folders = disk_tier.path.0.len().max(1) as u64;
-            if folders > DEVICES_MAX || disk_tier.path.0.iter().any(String::is_empty) && folders > 1 {
+            if folders > FOLDERS_MAX || disk_tier.path.0.iter().any(String::is_empty) && folders > 1 {
                 misfits.push(format!(
-                    "disk_tier.path names {folders} folders: at most {DEVICES_MAX}, and none empty"
+                    "disk_tier.path names {folders} folders: at most {FOLDERS_MAX}, and none empty"
                 ));
             } else if !(disk_tier.capacity.0 / self.segment_bytes().max(1)).is_multiple_of(folders) {
                 misfits.push(format!(

@@ -28,7 +28,7 @@ pub struct Group {
     /// As many as the prompt has.
     pub identities: *const Identity,
     /// Blocks that are needed before the first one that is computed.
-    pub window: u64,
+    pub window_blocks: u64,
 }
 
 /// A prompt that is about to be computed, `kvasir_kv_prompt` in C.
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
         let groups: Vec<PromptGroup<'_>> = zip(groups, &of_groups)
             .map(|(group, chain)| PromptGroup {
                 chain,
-                window: usize::try_from(group.window).unwrap_or(usize::MAX),
+                window_blocks: usize::try_from(group.window_blocks).unwrap_or(usize::MAX),
             })
             .collect();
         let asked = StorePrompt {

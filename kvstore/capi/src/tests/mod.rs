@@ -179,6 +179,15 @@ fn several_folders_take_equal_shares_and_survive_a_restart() {
         assert_eq!(get(&*store, &identity(number)), Ok(Some(block(number))), "{number}");
     }
     store.close();
+    // Their order is part of where a block lies: another one is refused, and costs nothing.
+    let swapped = format!("[\"{}\", \"{}\"]", paths[1].display(), paths[0].display());
+    let Err(refused) = compose(&text.replace(&list, &swapped)) else { panic!("opened with folders swapped") };
+    assert!(refused.text.contains("disk_tier.path"), "{}", refused.text);
+    let alone = folder.configuration("4 MiB", "").replace(&one, &format!("\"{}\"", paths[1].display()));
+    assert!(compose(&alone).is_err(), "the second folder alone");
+    let store = opened(&text);
+    assert_eq!(store.statistics().disk_blocks, 60, "all are still there");
+    store.close();
 }
 
 #[test]

@@ -146,7 +146,7 @@ class Groups(unittest.TestCase):
         store = self.store()
         one = Engine(store, 200, (None, WINDOW))
         one.run(self.prompt("first", 20 * TOKENS))
-        # To this one the second group is a first one, which nobody has saved.
+        # The third group has no saved blocks.
         other = Engine(store, 200, (None, WINDOW, WINDOW))
         other.run(self.prompt("second", 20 * TOKENS))
         self.assertEqual((other.loaded, other.wrong), (0, []))
@@ -167,6 +167,47 @@ class Groups(unittest.TestCase):
                 # All of it was computed, and is saved.
                 engine.run(Request("again", request.tokens))
                 self.assertEqual((engine.failed, engine.loaded, engine.wrong), (1, 19, []))
+
+    def test_a_missing_block_of_a_window_is_saved_again(self) -> None:
+        store = self.store()
+        prompt = self.prompt("first", 20 * TOKENS)
+        # The store has the whole prefix, and nothing of the windows.
+        Engine(store, 200, (None,)).run(prompt)
+        look = lambda question: Answer(len(question.wanted), 1.0)
+        told_wrong = Engine(store, 200, (None, WINDOW), look)
+        told_wrong.run(Request("second", prompt.tokens))
+        self.assertEqual((told_wrong.failed, told_wrong.loaded, told_wrong.wrong), (1, 0, []))
+        again = Engine(store, 200, (None, WINDOW))
+        again.run(Request("third", prompt.tokens))
+        self.assertEqual((again.failed, again.loaded, again.wrong), (0, 19, []))
+
+    def test_two_workers_load_what_both_have(self) -> None:
+        scheduler = Scheduler(TOKENS, TOKENS, 2, 1000, windows=(None, WINDOW))
+        pool = Pool(60)
+        scheduler.bind(pool)
+        request = self.prompt("one", 10 * TOKENS)
+        self.assertEqual(scheduler.matched_tokens(request, 0), (None, False))
+        (question,) = scheduler.next_step({}, lambda name: [[], []]).questions
+        for blocks in (4, 4):
+            scheduler.take_report(Report(answers={question.number: Tally(1, blocks, 1.0)}))
+        self.assertEqual(scheduler.matched_tokens(request, 0), (4 * TOKENS, True))
+        pool.blocks[0].is_null = True
+        blocks = [list(range(10, 20)), [0, 0] + list(range(30, 38))]
+        scheduler.allocated(request, blocks, 4 * TOKENS)
+        (load,) = scheduler.next_step({}, lambda name: blocks).loads
+        self.assertEqual((load.blocks, load.all_or_nothing), ([10, 11, 12, 13, 30, 31], True))
+        # One of them lacks a block: everything is computed and saved.
+        for least in (6, 5):
+            scheduler.take_report(Report(loaded={load.job: Tally(1, least)}))
+        saves = scheduler.next_step({"one": 10 * TOKENS}, lambda name: blocks).saves
+        self.assertEqual([(save.first, len(save.blocks)) for save in saves], [(0, 10), (2, 8)])
+        # Where one has windows behind six blocks, and the other behind four, neither may do for the other.
+        other = self.prompt("two", 10 * TOKENS, seed=2)
+        scheduler.matched_tokens(other, 0)
+        (question,) = scheduler.next_step({}, lambda name: [[], []]).questions
+        for blocks in (6, 4):
+            scheduler.take_report(Report(answers={question.number: Tally(1, blocks, 1.0)}))
+        self.assertEqual(scheduler.matched_tokens(other, 0), (0, False))
 
     def test_questions_name_the_blocks_of_all_groups(self) -> None:
         asked: list[Question] = []

@@ -73,6 +73,23 @@ class Layouts(unittest.TestCase):
         found = layout({"layer.0": tensor, "layer.1": tensor}, BLOCKS)
         self.assertEqual((len(found.planes), found.block_bytes), (1, PAGE))
 
+    def test_groups_that_take_turns_in_a_block_are_copied_once_and_whole(self) -> None:
+        # As vLLM lays out groups whose layers differ: the smaller one's page is padded to the larger one's, from the same address.
+        whole = Tensor((BLOCKS, PAGE))
+        small, large = Tensor((BLOCKS, PAGE // 2), start=whole.data_ptr()), Tensor((BLOCKS, PAGE), start=whole.data_ptr())
+        small.strides = (PAGE, 1)
+        behind = Tensor((BLOCKS, PAGE // 2), start=whole.data_ptr() + PAGE // 4)
+        behind.strides = (PAGE, 1)
+        for layers in {"a": small, "b": large}, {"a": large, "b": small}, {"a": small, "b": behind, "c": large}:
+            found = layout(layers, BLOCKS)
+            self.assertEqual(found.planes, (Plane(whole.data_ptr(), PAGE, PAGE),))
+            self.assertEqual(found.block_bytes, PAGE)
+        found = layout({"a": small, "b": behind}, BLOCKS)
+        self.assertEqual(found.planes, (Plane(whole.data_ptr(), PAGE, 3 * PAGE // 4),))
+        other = Tensor((BLOCKS, PAGE // 2), start=whole.data_ptr())
+        with self.assertRaisesRegex(LayoutError, "overlap"):
+            layout({"a": large, "b": other}, BLOCKS)
+
     def test_blocks_that_are_not_whole_are_refused(self) -> None:
         padded = Tensor((BLOCKS, HEADS, TOKENS, CONTENT))
         padded.shape = (BLOCKS, HEADS, TOKENS, CONTENT // 2)

@@ -21,6 +21,13 @@ class Configuration(unittest.TestCase):
         )
         self.assertEqual(Settings.parse({"store": '[store]\nslot = "1 MiB"'}).toml(1, "x"), '[store]\nslot = "1 MiB"\n')
 
+    def test_each_of_several_folders_gets_one_for_the_worker(self) -> None:
+        settings = Settings.parse({"store": {"disk_tier": {"path": ["/a", "/b"]}}})
+        self.assertIn('path = ["/a/rank-3", "/b/rank-3"]\n', settings.toml(4096, "rank-3"))
+        for paths in ["", "/b"], ["/a", 3]:
+            with self.assertRaisesRegex(SettingsError, "no folder"):
+                Settings.parse({"store": {"disk_tier": {"path": paths}}}).toml(4096, "rank-3")
+
     def test_each_process_listens_on_a_port_of_its_own(self) -> None:
         transfer = {"listen": "10.0.0.1:7400", "socket_folder": "/run"}
         rdma = {"listen": "10.0.1.1:8000", "devices": ["mlx5_0"]}

@@ -49,6 +49,13 @@ impl FolderConfig {
 /// folder for as long as the result lives. Segments that follow without a gap, numbered `segment_count` and above, are
 /// removed once all others could be opened.
 pub fn open_folder(config: &FolderConfig) -> Result<Files, IoError> {
+    let (files, _) = open_segments(config)?;
+    remove_surplus_of(config)?;
+    Ok(files)
+}
+
+/// The same without removing any; also gives the segments that were made.
+fn open_segments(config: &FolderConfig) -> Result<(Files, Vec<PathBuf>), IoError> {
     let invalid = |reason: &str| {
         Err(refused("open the segments in", &config.path, IoErrorKind::Invalid, reason.to_owned()))
     };
@@ -70,40 +77,70 @@ pub fn open_folder(config: &FolderConfig) -> Result<Files, IoError> {
     lock(&lock_file, &config.path)?;
     let paths: Vec<PathBuf> =
         (0..config.segment_count).map(|index| segment_path(&config.path, index)).collect();
-    let missing: Vec<&PathBuf> = paths.iter().filter(|path| !is_made(path)).collect();
+    let missing: Vec<PathBuf> = paths.iter().filter(|path| !is_made(path)).cloned().collect();
     check_room(config, missing.len() as u64)?;
     let opened: Result<Vec<StoredFile>, IoError> =
         paths.iter().map(|path| open_segment(path, config)).collect();
     let files = match opened {
         Ok(files) => files,
         Err(error) => {
-            // The room that this call took is given back, so that a failed start does not leave a full file system.
-            for path in missing {
-                let _absent = rustix::fs::unlink(path.as_path());
-            }
+            give_back(&missing);
             return Err(error);
         }
     };
-    remove_surplus(config)?;
     let folder = open(&config.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     rustix::fs::fsync(&folder).map_err(|errno| failed("fsync", &config.path, errno))?;
-    Ok(Files { files, block_bytes: config.block_bytes, locks: vec![lock_file] })
+    Ok((Files { files, block_bytes: config.block_bytes, locks: vec![lock_file] }, missing))
 }
 
-/// Opens a folder on each of several devices, with `config.segment_count` segments each, as one set of files: the first segment
-/// of each folder, then the second of each, and so on.
-pub fn open_folders(paths: &[PathBuf], config: &FolderConfig) -> Result<Files, IoError> {
-    let (mut folders, mut locks) = (Vec::new(), Vec::new());
-    for path in paths {
-        let opened = open_folder(&FolderConfig { path: path.clone(), ..config.clone() })?;
-        locks.extend(opened.locks);
-        folders.push(opened.files.into_iter());
+/// Gives back the room that a start took which then failed, so that it does not leave a full file system.
+fn give_back(made: &[PathBuf]) {
+    for path in made {
+        let _absent = rustix::fs::unlink(path.as_path());
     }
-    let mut files = Vec::new();
-    for _ in 0..config.segment_count {
+}
+
+/// Opens a folder on each of several devices as one set of files: the first segment of each folder, then the second of each, and so
+/// on. `config.segment_count` are those of all folders together. Nothing is removed: whoever can read what the segments hold calls
+/// [`remove_surplus`] then, because another list of folders looks like a smaller count.
+pub fn open_folders(paths: &[PathBuf], config: &FolderConfig) -> Result<Files, IoError> {
+    let each = segments_of_each(paths, config)?;
+    let (mut folders, mut locks, mut made) = (Vec::new(), Vec::new(), Vec::new());
+    for path in paths {
+        match open_segments(&FolderConfig { path: path.clone(), segment_count: each, ..config.clone() }) {
+            Ok((opened, new)) => {
+                made.extend(new);
+                locks.extend(opened.locks);
+                folders.push(opened.files.into_iter());
+            }
+            Err(error) => {
+                give_back(&made);
+                return Err(error);
+            }
+        }
+    }
+    let mut files = Vec::with_capacity(config.segment_count as usize);
+    for _ in 0..each {
         files.extend(folders.iter_mut().filter_map(Iterator::next));
     }
     Ok(Files { files, block_bytes: config.block_bytes, locks })
+}
+
+/// Removes the segments that follow those of [`open_folders`] without a gap: a larger count made them. The caller has the folders open.
+pub fn remove_surplus(paths: &[PathBuf], config: &FolderConfig) -> Result<(), IoError> {
+    let each = segments_of_each(paths, config)?;
+    let config = |path: &PathBuf| FolderConfig { path: path.clone(), segment_count: each, ..config.clone() };
+    paths.iter().try_for_each(|path| remove_surplus_of(&config(path)))
+}
+
+fn segments_of_each(paths: &[PathBuf], config: &FolderConfig) -> Result<u32, IoError> {
+    let folders = u32::try_from(paths.len()).unwrap_or(u32::MAX);
+    if folders == 0 || !config.segment_count.is_multiple_of(folders) {
+        let reason = format!("{} segments cannot be shared out over {folders} folders", config.segment_count);
+        let path = paths.first().unwrap_or(&config.path);
+        return Err(refused("open the segments in", path, IoErrorKind::Invalid, reason));
+    }
+    Ok(config.segment_count / folders)
 }
 
 /// Whether a segment has its size already. An empty file of that name has never had one.
@@ -148,7 +185,7 @@ pub(super) fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, IoError> {
 
 /// Removes the segments that follow the last one of the count without a gap: a larger count made those. What lies behind
 /// a gap was somebody else's doing, and stays. The caller has the folder's lock.
-fn remove_surplus(config: &FolderConfig) -> Result<(), IoError> {
+fn remove_surplus_of(config: &FolderConfig) -> Result<(), IoError> {
     let remove = |path: &Path| match rustix::fs::unlink(path) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(failed("remove", path, errno)),
@@ -256,7 +293,7 @@ mod tests {
         let path = folder("several");
         std::fs::create_dir(&path).expect("a folder");
         let paths: Vec<PathBuf> = ["one", "two", "three"].map(|name| path.join(name)).into();
-        let config = FolderConfig { direct: false, ..FolderConfig::new("", 1 << 20, 2) };
+        let config = FolderConfig { direct: false, ..FolderConfig::new(&path, 1 << 20, 6) };
         let files = open_folders(&paths, &config).expect("open");
         let names: Vec<PathBuf> =
             (0..6).filter_map(|file| Some(files.path(file)?.strip_prefix(&path).ok()?.to_owned())).collect();
@@ -269,6 +306,23 @@ mod tests {
         drop(files);
         let twice = [paths[0].clone(), paths[0].clone()];
         assert!(open_folders(&twice, &config).expect_err("named twice").reason.contains("in use"));
+        let seven = FolderConfig { segment_count: 7, ..config.clone() };
+        assert!(open_folders(&paths, &seven).expect_err("seven").reason.contains("over 3 folders"));
+
+        // One folder more means fewer segments in each: they go when the caller says so.
+        let four = [&paths[..], &[path.join("four")]].concat();
+        let fewer = FolderConfig { segment_count: 4, ..config.clone() };
+        let files = open_folders(&four, &fewer).expect("four folders");
+        let has_second = |path: &PathBuf| path.join("segment-0001").exists();
+        assert!(paths.iter().all(has_second) && !has_second(&four[3]));
+        remove_surplus(&four, &fewer).expect("removed");
+        assert!(!four.iter().any(has_second) && four.iter().all(|path| path.join("segment-0000").exists()));
+        drop(files);
+        // A start that fails at the last folder leaves none of what it made in the others.
+        std::fs::remove_dir_all(&four[3]).expect("remove");
+        std::fs::write(&four[3], "in the way").expect("a file");
+        open_folders(&four, &FolderConfig { segment_count: 12, ..config }).expect_err("no folder");
+        assert!(!paths.iter().any(has_second), "given back");
         std::fs::remove_dir_all(&path).expect("remove");
     }
 

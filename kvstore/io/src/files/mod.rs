@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 pub use device::{DeviceConfig, open_device};
 pub(crate) use device::{open_exclusively, refuse_contents};
-pub use folder::{FolderConfig, open_file, open_folder, open_folders};
+pub use folder::{FolderConfig, open_file, open_folder, open_folders, remove_surplus};
 pub use signature::{SIGNATURE_BYTES, signature};
 
 use crate::{Geometry, IoError, IoErrorKind};
@@ -32,7 +32,7 @@ const DEVICE_BYTES_MAX: u64 = 128 << 10;
 pub struct Files {
     files: Vec<StoredFile>,
     block_bytes: usize,
-    /// Held, not used: what keeps others away.
+    /// Locks of folders and devices, released on drop.
     locks: Vec<OwnedFd>,
 }
 

@@ -1,6 +1,6 @@
 //! Slots of host memory: taken by evicting, filled, made known, given up.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Filling, Registered, Reserved, TenantId};
@@ -10,6 +10,10 @@ use crate::config::WriteMode;
 use crate::job::{Description, Medium, Moved};
 use crate::metrics::StoreCounters;
 use crate::shared::HOST;
+
+/// Slots that are kept free for callers who fill them: a part of host memory, as a divisor, and at most.
+const AHEAD_SHARE: usize = 32;
+const AHEAD_MAX: usize = 16;
 
 /// Where a block of host memory came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +62,23 @@ impl Tiers {
             }
         }
         self.host_slot_now(tenant)
+    }
+
+    /// Evicts so that callers who fill slots themselves find free ones, if any of them has asked lately.
+    pub(crate) fn evict_ahead(&mut self) {
+        if !self.shared.wants_free_slots.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        let wanted = (self.host_slots() / AHEAD_SHARE).min(AHEAD_MAX);
+        let writes_back = self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back;
+        if writes_back || self.shared.free(HOST) as usize * 2 > wanted {
+            return;
+        }
+        let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
+        self.shared.catalog.reserve(HOST, wanted, TenantId(0), &mut evicted, &mut reserved);
+        for evicted in evicted {
+            self.left_host(evicted.identity, evicted.slot);
+        }
     }
 
     /// The same without waiting for what would have to be written first.

@@ -32,6 +32,69 @@ fn blocks_come_back_from_host_memory_as_they_went() {
     assert_eq!(rig.store.leased_slots(), 0);
 }
 
+/// Callers who copy blocks into slots of host memory themselves get free ones as long as some were evicted ahead, and whatever they
+/// do with a slot it is not lost.
+#[test]
+fn blocks_that_callers_copy_themselves_come_back_as_they_went() {
+    let files = files(300);
+    let mut rig = Rig::new(with_disk(128, &files, WriteMode::Through));
+    let (mut copied, mut refused) = (0, 0);
+    for seed in 0..60 {
+        let blocks = chain(1000 + seed, 4);
+        for position in 0..4 {
+            let bytes = contents(&blocks[position]);
+            let parent = position.checked_sub(1).map(|before| blocks[before]);
+            let description =
+                Description { parent, position: position as u32, meta: Arc::default(), tenant: TenantId(0) };
+            let (done, is_stored) = unbounded();
+            let done = move |stored| done.send(stored).expect("the test waits");
+            match rig.store.reserve() {
+                Some(mut slot) => {
+                    // Pieces that end anywhere.
+                    let cut = 1 + seed as usize * 311;
+                    assert!(slot.fill([&bytes[..cut], &[], &bytes[cut..]].into_iter()));
+                    rig.store.put_slot(blocks[position], description, slot, done).expect("room");
+                    copied += 1;
+                }
+                None => {
+                    rig.store.put(blocks[position], description, vec![bytes.into()], done).expect("room");
+                    refused += 1;
+                }
+            }
+            assert_eq!(is_stored.recv_timeout(PATIENCE), Ok(true));
+        }
+        assert_eq!(rig.onboard(&blocks, PATIENCE), 4, "every byte is compared");
+    }
+    println!("{copied} copied by the caller, {refused} by the store");
+    assert!(copied >= 200, "{copied} of 240");
+    rig.settle(240);
+    assert!(rig.store.blocks()[0] > 120, "at most four are free ahead: {:?}", rig.store.blocks());
+    // Not used, too long, there already.
+    drop(rig.store.reserve());
+    let mut slot = (0..100).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        rig.store.reserve()
+    });
+    let slot = slot.as_mut().expect("a free slot");
+    assert!(!slot.fill([vec![0; slot.room()].as_slice(), &[1]].into_iter()));
+    let known = chain(1059, 4)[3];
+    let held = rig.store.hold_now(&[known]).expect("there");
+    let mut slot = rig.store.reserve();
+    if let Some(slot) = slot.as_mut() {
+        assert!(slot.fill(std::iter::once(contents(&chain(1, 1)[0]).as_slice())));
+    }
+    let description = Description { parent: None, position: 0, meta: Arc::default(), tenant: TenantId(0) };
+    let (done, is_stored) = unbounded();
+    let slot = slot.expect("a free slot");
+    rig.store
+        .put_slot(known, description, slot, move |stored| done.send(stored).expect("a test"))
+        .expect("room");
+    assert_eq!(is_stored.recv_timeout(PATIENCE), Ok(true));
+    assert_eq!(held[0].to_bytes(), Some(contents(&known)), "what was there stays");
+    drop(held);
+    assert_eq!(rig.store.leased_slots(), 1, "the one that is too long for its slot");
+}
+
 /// Several writers of one chain do not keep its order: what comes before its parent is written after it.
 #[test]
 fn blocks_that_come_before_their_parents_are_written_through_too() {

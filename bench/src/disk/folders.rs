@@ -1,0 +1,297 @@
+//! The disk tier's log over several folders, one on each device, and after it fio on a file in each of them, all at once.
+//!
+//! Blocks that the log reads are verified, and blocks that it writes are summed, which fio does not do. fio has the depth on each
+//! device; the log has as many requests as all of them under way, wherever their blocks lie. Writes of ours go round all slots in order,
+//! as the tier's do; fio's are random.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use kvstore_block::BlockIdentity;
+use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment, ReadOutcome, WriteOutcome};
+use kvstore_io::IoEngine;
+use kvstore_io::files::{Files, FolderConfig, open_folders};
+use kvstore_io::pread::{PreadConfig, PreadEngine};
+use kvstore_io::testing::Random;
+use kvstore_io::uring::{self, RingConfig};
+
+use super::{Against, DiskArgs, Engine, Mode, Point, Target, fio, table};
+use crate::size;
+
+const PAGE_BYTES: usize = 4096;
+
+/// Folders that this process has made.
+struct Scratch(Vec<PathBuf>);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            // The name of a folder that is left over has the process in it.
+            let _gone = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// Runs every size and depth, reads and writes.
+pub(super) fn run(args: &DiskArgs) -> Result<()> {
+    ensure!(args.engine != Engine::NvmePassthrough, "--folders has files: uring or pread");
+    println!(
+        "# disk tier over {} folders, {:?}, {} rounds of {} s, seed {}",
+        args.folders.len(),
+        args.engine,
+        args.rounds,
+        args.seconds,
+        args.seed
+    );
+    println!(
+        "# mode size depth-of-each: log GB/s [| fio in each folder at the same time, GB/s: sum = each | log / sum: median, least to most]"
+    );
+    if args.mode.contains(&Mode::Mixed) {
+        println!("# mixed loads are left out");
+    }
+    for mode in args.mode.iter().copied().filter(|mode| *mode != Mode::Mixed) {
+        for &size in &args.size {
+            for &depth in &args.depth {
+                compare(args, Point { size, depth, mode })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn compare(args: &DiskArgs, point: Point) -> Result<()> {
+    let (mut ours, mut ratios, mut each) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..args.rounds {
+        let seed = args.seed + round as u64;
+        let log = measure(args, point, seed)?;
+        ours.push(log);
+        if args.against == Against::Fio {
+            each = fio_in_each(args, point, seed)?;
+            ratios.push(log / each.iter().sum::<f64>());
+        }
+    }
+    let gb = |rate: f64| rate / 1e9;
+    let mut line = format!(
+        "{:?} {} {}: {:.3}",
+        point.mode,
+        size::render(point.size),
+        point.depth,
+        gb(table::median(ours))
+    );
+    if args.against == Against::Fio {
+        let parts: Vec<String> = each.iter().map(|rate| format!("{:.3}", gb(*rate))).collect();
+        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = ratios.iter().copied().fold(0.0, f64::max);
+        line += &format!(
+            " | {:.3} = {} | {:.2}, {least:.2} to {most:.2}",
+            gb(each.iter().sum()),
+            parts.join(" + "),
+            table::median(ratios)
+        );
+    }
+    println!("{line}");
+    Ok(())
+}
+
+/// fio's bytes per second in each folder, all at once.
+fn fio_in_each(args: &DiskArgs, point: Point, seed: u64) -> Result<Vec<f64>> {
+    let prepare = |path: &PathBuf| Target::prepare(&DiskArgs { path: path.clone(), ..args.clone() });
+    let targets = args.folders.iter().map(prepare).collect::<Result<Vec<Target>>>()?;
+    std::thread::scope(|scope| {
+        let running: Vec<_> =
+            targets.iter().map(|target| scope.spawn(move || fio::fio(args, target, point, seed))).collect();
+        let ended = running.into_iter().map(|thread| thread.join().map_err(|_| anyhow!("fio's thread"))?);
+        ended.map(|measured| Ok(measured?.bytes_per_s)).collect()
+    })
+}
+
+/// Bytes per second of the log, reads after all slots have been written once.
+fn measure(args: &DiskArgs, point: Point, seed: u64) -> Result<f64> {
+    let folders: Vec<PathBuf> = args
+        .folders
+        .iter()
+        .map(|folder| folder.join(format!("kvasir-bench-log-{}", std::process::id())))
+        .collect();
+    let _scratch = Scratch(folders.clone());
+    let segments = FolderConfig::new(PathBuf::new(), args.file_size, folders.len() as u32);
+    let files = open_folders(&folders, &FolderConfig { write_zeros: true, ..segments })?;
+    let depth = point.depth * folders.len();
+    let mut log = open(args, files, point, folders.len(), depth)?;
+    let layout = SlabLayout { slot_bytes: point.size as usize, slot_count: depth as u32 };
+    let slab = Arc::new(Slab::create("bench-log", layout, PageSize::Standard)?);
+    slab.populate(usize::MAX)?;
+    log.register(&slab)?;
+    let pool = SlotPool::new(slab);
+    let mut work = Work {
+        log,
+        pool,
+        size: point.size as u32,
+        depth,
+        random: Random(seed),
+        written: 0,
+        done: Vec::new(),
+    };
+    work.fill_memory()?;
+    let slots = work.log.slot_count();
+    ensure!(slots as usize > depth, "{} slots for {depth} requests: a larger --file-size", slots);
+    if point.mode == Mode::Write {
+        return work.write(Duration::from_secs_f64(args.seconds), u64::MAX);
+    }
+    work.write(Duration::MAX, slots.into())?;
+    work.read(Duration::from_secs_f64(args.seconds))
+}
+
+fn open(args: &DiskArgs, files: Files, point: Point, stripes: usize, depth: usize) -> Result<DiskLog> {
+    let transfer_bytes_max = point.size as usize;
+    let engine: Box<dyn IoEngine> = if args.engine == Engine::Pread {
+        Box::new(PreadEngine::new(files, &PreadConfig { threads: depth, depth, transfer_bytes_max })?)
+    } else {
+        let ring = RingConfig { depth, transfer_bytes_max, io_poll: args.io_poll, ..RingConfig::default() };
+        Box::new(uring::open(files, &ring)?)
+    };
+    let areas: Vec<Area> =
+        (0..).zip(&engine.geometry().files).map(|(file, &bytes)| Area { file, offset: 0, bytes }).collect();
+    let slot_bytes = u32::try_from(point.size).context("a block is at most 1 GiB")?;
+    let config = DiskConfig {
+        slot_bytes,
+        stripes: stripes as u32,
+        operations_max: depth as u32,
+        ..DiskConfig::default()
+    };
+    Ok(DiskLog::open(config, &areas, engine, 1, Moment::now())?.0)
+}
+
+struct Work {
+    log: DiskLog,
+    pool: Arc<SlotPool>,
+    size: u32,
+    depth: usize,
+    random: Random,
+    /// Blocks that were written so far: the slot of a block is its number, modulo all slots.
+    written: u32,
+    done: Vec<Done>,
+}
+
+impl Work {
+    /// Random bytes, made once.
+    fn fill_memory(&mut self) -> Result<()> {
+        let slots: Vec<SlotRef> = (0..self.depth).filter_map(|_| self.pool.acquire()).collect();
+        let mut page = [0; PAGE_BYTES];
+        for slot in &slots {
+            for at in (0..self.size as usize).step_by(PAGE_BYTES) {
+                page.as_chunks_mut::<8>()
+                    .0
+                    .iter_mut()
+                    .for_each(|word| *word = self.random.draw().to_le_bytes());
+                slot.slab().write(slot.slot(), at, &page);
+            }
+        }
+        ensure!(slots.len() == self.depth, "a slot of memory for each request");
+        Ok(())
+    }
+
+    fn identity(number: u32) -> BlockIdentity {
+        BlockIdentity(u128::from(number).to_le_bytes())
+    }
+
+    /// Writes for so long, or so many blocks, round all slots in order.
+    fn write(&mut self, length: Duration, blocks: u64) -> Result<f64> {
+        self.run(length, blocks, |work, memory| {
+            let slot = work.written % work.log.slot_count();
+            work.log.forget(slot);
+            let parent = BlockIdentity([0; 16]);
+            let block = Block { identity: Self::identity(slot), parent, tenant: 0, meta: &[] };
+            let is_begun = work.log.write(slot, block, memory, work.size, 0).is_ok();
+            work.written = work.written.wrapping_add(is_begun.into());
+            is_begun
+        })
+    }
+
+    /// Reads random blocks for so long; all are there.
+    fn read(&mut self, length: Duration) -> Result<f64> {
+        self.run(length, u64::MAX, |work, memory| {
+            let slot = work.random.below(work.log.slot_count().into()) as u32;
+            work.log.read(slot, Self::identity(slot), memory, 0).is_ok()
+        })
+    }
+
+    /// Keeps the depth full with what `begin` begins, false when it could not; bytes per second. Blocks that are still under way
+    /// when the time is over do not count.
+    fn run(
+        &mut self,
+        length: Duration,
+        blocks: u64,
+        begin: impl Fn(&mut Self, SlotRef) -> bool,
+    ) -> Result<f64> {
+        let started = Instant::now();
+        let (mut begun, mut ended, mut rate) = (0, 0, None);
+        loop {
+            let elapsed = started.elapsed();
+            let is_over = elapsed >= length || begun >= blocks;
+            if is_over {
+                let bytes = f64::from(self.size) * ended as f64;
+                rate.get_or_insert(bytes / elapsed.as_secs_f64());
+                if begun == ended {
+                    return Ok(rate.unwrap_or_default());
+                }
+            }
+            while !is_over
+                && begun < blocks
+                && let Some(memory) = self.pool.acquire()
+                && begin(self, memory)
+            {
+                begun += 1;
+            }
+            for done in self.next()? {
+                match done {
+                    Done::Read { outcome: ReadOutcome::Verified { .. }, .. }
+                    | Done::Written { outcome: WriteOutcome::Stored, .. } => ended += 1,
+                    Done::Flushed { .. } => {}
+                    failed => bail!("{failed:?}"),
+                }
+            }
+        }
+    }
+
+    /// What has ended, after a sleep if there was nothing.
+    fn next(&mut self) -> Result<Vec<Done>> {
+        self.log.poll(Moment::now(), &mut self.done);
+        if self.done.is_empty() {
+            self.log.wait(None)?;
+            self.log.poll(Moment::now(), &mut self.done);
+        }
+        Ok(std::mem::take(&mut self.done))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_go_through_a_log_over_two_folders() {
+        let paths = ["one", "two"]
+            .map(|name| std::env::temp_dir().join(format!("bench-{name}-{}", std::process::id())));
+        paths.iter().for_each(|path| std::fs::create_dir_all(path).expect("a folder"));
+        let args = DiskArgs {
+            folders: paths.to_vec(),
+            file_size: 2 << 20,
+            engine: Engine::Pread,
+            seconds: 0.05,
+            rounds: 1,
+            ..DiskArgs::with_defaults()
+        };
+        for mode in [Mode::Read, Mode::Write] {
+            let rate = measure(&args, Point { size: 64 << 10, depth: 2, mode }, 1).expect("a rate");
+            assert!(rate > 0.0, "{mode:?}");
+        }
+        assert!(
+            paths.iter().all(|path| std::fs::read_dir(path).expect("a folder").next().is_none()),
+            "all gone"
+        );
+        paths.iter().for_each(|path| std::fs::remove_dir(path).expect("empty"));
+    }
+}
