@@ -180,8 +180,9 @@ fi
 if [ "$what" = hybrid ] || [ "$what" = all ]; then
     finish
     [ -e "$LAB/hybridmodel/model.safetensors" ] || "$python" "$here/make_model.py" "$LAB/hybridmodel" hybrid
-    # Three groups of layers have three blocks for each of a prompt's.
-    check hybrid env MODEL=hybridmodel KVASIR_HOST_TIER='640 MiB' "$python" -B "$here/offload.py" --port "$first" --core "$core1" --hybrid
+    check refusals env PYTHONPATH="$root/kvstore/capi/python" "$python" "$here/refusals.py"
+    # Three groups of layers need more memory: three blocks for 32 tokens.
+    check hybrid env KVASIR_TEST_MODEL=hybridmodel KVASIR_HOST_TIER='640 MiB' "$python" -B "$here/offload.py" --port "$first" --core "$core1" --hybrid
 fi
 if [ "$what" = slow ] || [ "$what" = all ]; then
     finish

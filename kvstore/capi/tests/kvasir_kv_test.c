@@ -335,10 +335,10 @@ static void submitted(kvasir_kv *kv) {
     prompt.may_fetch = 0;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, NULL) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_plan_prompt(kv, NULL, &plan) == KVASIR_KV_INVALID_ARGUMENT);
-    /* Of a group the last block before the next one is needed: those of its blocks that are stored end a load. */
+    /* Of a group the last block before the next one is needed: a load ends behind one that is stored. */
     uint8_t of_group[MANY][16];
     memset(of_group, 0xA5, sizeof of_group);
-    const size_t last_stored = 3;
+    const size_t last_stored = MANY - 2;
     memcpy(of_group[last_stored], match.identities[0], 16);
     kvasir_kv_group group = {(const uint8_t (*)[16])of_group, 1};
     prompt.groups = &group;

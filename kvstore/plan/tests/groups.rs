@@ -91,3 +91,36 @@ fn blocks_of_groups_count_in_time() {
     let last_only = Request { groups: &[Group { window_blocks: 1, ..group }; 20], ..alone };
     assert_eq!(plan(&config, &last_only, &speeds, &worker).recompute_from, 64);
 }
+
+#[test]
+fn blocks_of_groups_come_from_the_first_tier_that_holds_them() {
+    let (worker, config) = (worker(), PlanConfig::default());
+    let mut speeds = [speed(Duration::ZERO, 2e10); TIERS];
+    speeds.iter_mut().for_each(|tier| (tier.samples, tier.tail_factor) = (u64::MAX, 3.0));
+    speeds[Tier::Disk.index()].seconds_per_byte *= 100.0;
+    let (prefix, both) = ([TierSet::EMPTY.with(Tier::Host); 64], [DISK.with(Tier::Host); 64]);
+    let group = Group { held: &both, window_blocks: usize::MAX };
+    let on_host = Request { groups: &[group], ..sweep::request(&prefix, Choice::Recompute) };
+    let quick = plan(&config, &on_host, &speeds, &worker);
+    assert_eq!(quick.recompute_from, 64, "none of it waits for the disk");
+    let tail = quick.predicted_onboard_tail.abs_diff(quick.predicted_onboard * 3);
+    assert!(tail < Duration::from_micros(1), "{quick:?}");
+    let disk = [DISK; 64];
+    let group = Group { held: &disk, window_blocks: usize::MAX };
+    let on_disk = Request { groups: &[group], ..on_host };
+    assert_eq!(plan(&config, &on_disk, &speeds, &worker).choice(), Choice::Recompute);
+}
+
+#[test]
+fn a_tier_that_nobody_has_measured_is_asked_for_few_blocks_with_those_of_groups() {
+    let (worker, config) = (worker(), PlanConfig::default());
+    let mut speeds = [speed(Duration::ZERO, 2e10); TIERS];
+    speeds.iter_mut().for_each(|tier| (tier.samples, tier.largest_bytes) = (0, 0));
+    let held = [DISK; 64];
+    let group = Group { held: &held, window_blocks: usize::MAX };
+    for groups in [1, 3] {
+        let request = Request { groups: &vec![group; groups], ..sweep::request(&held, Choice::Recompute) };
+        let blocks = plan(&config, &request, &speeds, &worker).recompute_from;
+        assert_eq!(blocks, config.first_blocks as usize / (groups + 1), "{groups} groups");
+    }
+}

@@ -97,10 +97,11 @@ impl Site {
         }
     }
 
-    /// Asks until that is so: eight long requests at a time, since a single one goes where its prompt or the shortest queue is,
-    /// which may be one engine for good.
+    /// Sends batches of eight requests at once until `is_so` holds. A single request may always be routed to the same engine.
     pub fn ask_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let mut seed = 100_000;
+        // Prompts that no call before had.
+        let asked: u64 = self.mocks.iter().map(|mock| mock.stats().requests).sum();
+        let mut seed = 100_000 + asked as usize;
         wait_for(what, || {
             std::thread::scope(|scope| {
                 for number in 0..8 {

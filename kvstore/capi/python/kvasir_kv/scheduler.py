@@ -252,30 +252,38 @@ class Scheduler:
         count = external_tokens // self._block_tokens
         if count == 0:
             return
-        first, stop = tracked.first, tracked.first + count
-        job = self._next_number()
+        wanted = range(tracked.first, tracked.first + count)
         if tracked.leg is not None and tracked.leg.source is not None:
-            source = Source(tracked.leg, self._content(tracked), first)
-            self._step.loads.append(Load(job, request.request_id, [], list(blocks[self._prefix_group][first:stop]), source))
-            self._loading[job] = request.request_id, count
-            # What comes is not saved: the store's names promise how a block was computed, which the sender does not tell.
-            tracked.receiving, tracked.leg = tracked.leg, None
-            tracked.loaded = range(first, stop)
-            self._counters["awaited_blocks"] += count
-            return
-        names, chosen = [], []
+            self._receive(tracked, tracked.leg, wanted, blocks[self._prefix_group])
+        else:
+            self._load(tracked, wanted, blocks)
+        tracked.loaded = wanted
+
+    def _receive(self, tracked: _Tracked, leg: Leg, wanted: range, numbers: Sequence[int]) -> None:
+        """Waits for blocks of a prompt that another engine computes."""
+        job, name = self._next_number(), tracked.request.request_id
+        source = Source(leg, self._content(tracked), wanted.start)
+        self._step.loads.append(Load(job, name, [], list(numbers[wanted.start : wanted.stop]), source))
+        self._loading[job] = name, len(wanted)
+        # Received blocks are not saved: the store's names promise how a block was computed, which the sender does not tell.
+        tracked.receiving, tracked.leg = leg, None
+        self._counters["awaited_blocks"] += len(wanted)
+
+    def _load(self, tracked: _Tracked, wanted: range, blocks: Sequence[Sequence[int]]) -> None:
+        """Loads from the store all that the groups of layers need of these blocks."""
+        names: list[bytes] = []
+        chosen: list[int] = []
         for group, numbers in enumerate(blocks):
             # Blocks that a group does not need have no place.
-            needed = [at for at in range(first, min(stop, len(numbers))) if not self._is_null(numbers[at])]
+            needed = [at for at in range(wanted.start, min(wanted.stop, len(numbers))) if not self._is_null(numbers[at])]
             if needed:
                 of_group = self._names(tracked, needed[0], needed[-1] + 1, group)
                 names += [of_group[at - needed[0]] for at in needed]
                 chosen += [numbers[at] for at in needed]
-        load = Load(job, request.request_id, names, chosen, None, tracked.deadline, self._all_or_nothing)
-        self._step.loads.append(load)
-        self._loading[job] = request.request_id, len(chosen)
+        job, name = self._next_number(), tracked.request.request_id
+        self._step.loads.append(Load(job, name, names, chosen, None, tracked.deadline, self._all_or_nothing))
+        self._loading[job] = name, len(chosen)
         tracked.loads += 1
-        tracked.loaded = range(first, stop)
 
     def next_step(self, scheduled: Mapping[str, int], blocks_of: BlocksOf) -> Step:
         """What the workers are to do in this step.
