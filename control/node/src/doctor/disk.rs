@@ -227,7 +227,7 @@ mod tests {
             second.consequence
         );
         // Two workers: each folder's share has room, both have not.
-        let room = rustix::fs::statvfs(&std::env::temp_dir()).expect("a file system");
+        let room = rustix::fs::statvfs(std::env::temp_dir()).expect("a file system");
         let most = room.f_bavail * room.f_frsize * 3 / 4;
         let shared = with(most, &format!("{there},{there}/second"), "auto").consequence;
         assert!(shared.contains("not enough room"), "{shared}");
