@@ -29,14 +29,15 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 const AHEAD_SHARE: usize = 4;
 
 pub(crate) struct Background {
-    conversations: Option<Conversations>,
+    /// In a box: without it an optimiser may look at what is not there before it asks whether it is, which valgrind takes for a fault.
+    conversations: Option<Box<Conversations>>,
     /// Nothing is to be done before.
     next_check: Instant,
 }
 
 impl Background {
     pub(crate) fn new(prefetch: Option<ReturnConfig>, now: Instant) -> Self {
-        Self { conversations: prefetch.map(Conversations::new), next_check: now }
+        Self { conversations: prefetch.map(|config| Box::new(Conversations::new(config))), next_check: now }
     }
 
     /// When there may be something to do. While requests load nothing is, and their ends are told.
