@@ -256,7 +256,7 @@ impl Work {
         }
     }
 
-    /// What has ended, after a sleep if there was nothing.
+    /// Requests that have ended, after a sleep if there were none.
     fn next(&mut self) -> Result<Vec<Done>> {
         self.log.poll(Moment::now(), &mut self.done);
         if self.done.is_empty() {

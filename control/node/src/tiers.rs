@@ -307,7 +307,7 @@ fn keep_what_is_there(address: &str, first: &[u8], reformat: bool) -> Result<()>
 /// The tier's folders, and the segments in all of them.
 type Segments = (Vec<PathBuf>, FolderConfig);
 
-/// None where the tier lies on a device.
+/// The tier's folders, made where they are missing; none where the tier lies on a device.
 fn segments(settings: &Settings, instance: Option<&str>) -> Result<Option<Segments>> {
     let tier = &settings.disk_tier;
     let is_device = |path: &str| std::fs::metadata(path).is_ok_and(|of| of.file_type().is_block_device());

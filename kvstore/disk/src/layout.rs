@@ -41,7 +41,7 @@ pub(crate) struct SegmentLayout {
     pub(crate) first_place: u32,
     /// Number in the store of the first slot of its row: consecutive areas over which slots are dealt out in turn.
     pub(crate) row_first: u32,
-    /// Which area of its row it is, of how many.
+    /// The area's number in its row, of `stripes`.
     pub(crate) column: u32,
     pub(crate) stripes: u32,
     pub(crate) slots: u32,

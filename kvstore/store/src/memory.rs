@@ -188,7 +188,7 @@ impl BlockCheck {
 /// thread. Dropped, it is free again.
 #[derive(Debug)]
 pub struct NewSlot {
-    pub(crate) filling: Filling,
+    filling: Filling,
     memory: Arc<HostMemory>,
     bytes: usize,
     sum: Sum,

@@ -53,7 +53,7 @@ pub struct Prompt<'a> {
 /// Blocks of a prompt of a group of layers: see [`kvstore_plan::Group`].
 #[derive(Debug, Clone, Copy)]
 pub struct PromptGroup<'a> {
-    /// One for each block of the prompt's chain.
+    /// The group's block for each block of the prompt's chain.
     pub chain: &'a [BlockIdentity],
     /// How many blocks are needed before the first one that is computed; `usize::MAX`: all of them.
     pub window_blocks: usize,

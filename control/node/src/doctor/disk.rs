@@ -44,7 +44,7 @@ enum Severity {
     Fails,
 }
 
-/// What was found of one of the tier's paths.
+/// The finding for one of the tier's paths.
 struct OfPath {
     found: String,
     consequence: String,

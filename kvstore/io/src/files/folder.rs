@@ -309,7 +309,7 @@ mod tests {
         let seven = FolderConfig { segment_count: 7, ..config.clone() };
         assert!(open_folders(&paths, &seven).expect_err("seven").reason.contains("over 3 folders"));
 
-        // One folder more means fewer segments in each: they go when the caller says so.
+        // With a further folder each has fewer segments: the surplus goes when the caller says so.
         let four = [&paths[..], &[path.join("four")]].concat();
         let fewer = FolderConfig { segment_count: 4, ..config.clone() };
         let files = open_folders(&four, &fewer).expect("four folders");
