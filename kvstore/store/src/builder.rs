@@ -165,6 +165,7 @@ impl StoreBuilder {
             far: FarLinks::new(others),
             background: Background::new(shared.config.prefetch, now),
             device: DeviceCopies::new(copier),
+            busy_rounds: 0,
         };
         let thread =
             std::thread::Builder::new().name("kvasir-store".to_owned()).spawn(move || mover.run())?;

@@ -5,6 +5,33 @@
 //! tier pass through it, on their way in and out, and it is the only tier that the store's own thread copies to and
 //! from; the disk and the tiers of other nodes have threads of their own.
 //!
+//! The states of a block. Each tier has its own copy, in a slot whose state is a type of `kvstore-catalog`; what goes on between two
+//! tiers is a guard of both slots, which travels with the command and comes back with its result:
+//!
+//! ```text
+//!                 slot reserved            summed and registered
+//!  HOST  absent ────────────────▶ filling ───────────────────────▶ resident ◀──────────────────────────┐
+//!          ▲     free, or by evicting │                             │  │  │                            │
+//!          │                          │ not filled, damaged,        │  │  └▶ queued to be written      │
+//!          ◀──────────────────────────┘ forgotten meanwhile         │  │     (disk::Unwritten)         │
+//!          │                                                        │  │        │ write-through        │
+//!          ◀──── evicted, forgotten, damaged (waits for leases) ────┘  │        ▼                      │
+//!          │                                              write-back   │   being written, stays ───────┤
+//!          │                                                           ▼   (disk::InFlightWrites)      │
+//!          ◀──── written, or failed ─────────────────────── being written, leaves ── a child was ──────┘
+//!                                                           (nobody finds it)        put back
+//!
+//!  DISK  absent ──▶ filling (being written) ── written, still wanted ──▶ on disk ── read ──▶ HOST filling
+//!          ▲              │ failed, or forgotten                            │       (disk::InFlightReads)
+//!          └── tombstone ─┴───────── evicted, forgotten, damaged ───────────┘
+//!              (disk::DiskSlots)
+//! ```
+//!
+//! A new block, a read of the disk and a read of another node are the three ways into *filling*; a slot that another node may still
+//! write (`far::LentSlot`) stays there until it cannot. The device may answer late or never: an operation that is stuck keeps its
+//! slots. Each round the thread compares the guards that are out with its tables (`guarded_count`), and `model` takes the whole
+//! picture through millions of random steps.
+//!
 //! Invariants: a block is served only after its checksum was verified where it arrived (a pool in a device's memory cannot
 //! be read here: such a block is verified in host memory right before its copy, or there by whoever asked for it:
 //! [`Store::onboard_unverified`]), and only under the identity that it was
@@ -22,12 +49,16 @@ mod device;
 mod disk;
 mod error;
 pub mod far;
+mod guarded_count;
 mod job;
 mod load;
 mod memory;
 mod metrics;
+#[cfg(test)]
+mod model;
 mod mover;
 mod offload;
+mod planted;
 mod quota;
 mod shared;
 mod store;

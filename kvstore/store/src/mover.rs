@@ -48,6 +48,19 @@ pub(crate) struct Mover {
     pub(crate) background: Background,
     /// Copies to and from a pool in a device's memory.
     pub(crate) device: DeviceCopies,
+    /// Rounds in a row that copied blocks for loads.
+    pub(crate) busy_rounds: u32,
+}
+
+/// How a round ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Round {
+    /// There may be more to do at once.
+    Busy,
+    /// Nothing is to be done before a message or a deadline.
+    Idle,
+    /// The store is closed.
+    Stopped,
 }
 
 impl Mover {
@@ -57,67 +70,76 @@ impl Mover {
     }
 
     fn serve(&mut self) {
-        let mut busy_rounds = 0_u32;
         loop {
-            let mut is_idle = true;
-            self.tiers.hashing.refill();
-            for _ in 0..MESSAGES_MAX {
-                if self.tiers.hashing.is_spent() {
-                    // The rest is hashed when what is here was copied to those who wait for it.
-                    break;
-                }
-                let Ok(message) = self.inbox.try_recv() else { break };
-                is_idle = false;
-                if !self.take(message) {
-                    return;
-                }
-            }
-            self.tiers.hashing.refill();
-            if self.advance_copies() {
-                is_idle = false;
-            }
-            self.tiers.hashing.refill();
-            if self.far.advance(&mut self.tiers) {
-                is_idle = false;
-            }
-            if self.loads.advance(&mut self.tiers, &mut self.device) {
-                is_idle = false;
-                busy_rounds = busy_rounds.wrapping_add(1);
-            } else {
-                busy_rounds = 0;
-            }
-            if busy_rounds.is_multiple_of(OFFLOAD_EVERY)
-                && let Some(block) = self.next_offload()
-            {
-                is_idle = false;
-                self.offload(block);
-            }
-            self.tiers.evict_ahead();
-            self.tiers.shared.loads.store(self.loads.len(), Ordering::Relaxed);
-            let now = Instant::now();
-            self.loads.expire(now, &mut self.tiers);
-            self.far.expire(now, &mut self.tiers);
-            if self.far.advance_offers(now, &mut self.tiers) {
-                is_idle = false;
-            }
-            self.far.check_lent();
-            self.tiers.bury();
-            if self.tiers.resume_writes(now) {
-                is_idle = false;
-            }
-            if is_idle {
-                self.work_ahead(now);
+            let round = self.round(Instant::now());
+            if round == Round::Stopped {
+                return;
             }
             if self.device.is_busy() {
                 self.device.wait();
-            } else if is_idle && !self.sleep(now) {
+            } else if round == Round::Idle && !self.sleep() {
                 return;
             }
         }
     }
 
-    /// Sleeps until there is something to do; false when everything is over.
-    fn sleep(&mut self, now: Instant) -> bool {
+    /// One round: takes in what has come and goes on with everything as far as it may now. Never waits.
+    pub(crate) fn round(&mut self, now: Instant) -> Round {
+        self.tiers.now = now;
+        let mut is_idle = true;
+        self.tiers.hashing.refill();
+        for _ in 0..MESSAGES_MAX {
+            if self.tiers.hashing.is_spent() {
+                // The rest is hashed when what is here was copied to those who wait for it.
+                break;
+            }
+            let Ok(message) = self.inbox.try_recv() else { break };
+            is_idle = false;
+            if !self.take(message) {
+                return Round::Stopped;
+            }
+        }
+        self.tiers.hashing.refill();
+        if self.advance_copies() {
+            is_idle = false;
+        }
+        self.tiers.hashing.refill();
+        if self.far.advance(&mut self.tiers) {
+            is_idle = false;
+        }
+        if self.loads.advance(&mut self.tiers, &mut self.device) {
+            is_idle = false;
+            self.busy_rounds = self.busy_rounds.wrapping_add(1);
+        } else {
+            self.busy_rounds = 0;
+        }
+        if self.busy_rounds.is_multiple_of(OFFLOAD_EVERY)
+            && let Some(block) = self.next_offload()
+        {
+            is_idle = false;
+            self.offload(block);
+        }
+        self.tiers.evict_ahead();
+        self.tiers.shared.loads.store(self.loads.len(), Ordering::Relaxed);
+        self.loads.expire(now, &mut self.tiers);
+        self.far.expire(now, &mut self.tiers);
+        if self.far.advance_offers(now, &mut self.tiers) {
+            is_idle = false;
+        }
+        self.tiers.bury();
+        if self.tiers.resume_writes(now) {
+            is_idle = false;
+        }
+        self.far.check_sums();
+        self.tiers.check_sums();
+        if is_idle {
+            self.work_ahead(now);
+        }
+        if is_idle { Round::Idle } else { Round::Busy }
+    }
+
+    /// How long to wait for a message when a round found nothing to do. Work that waits for room is tried again after it.
+    pub(crate) fn timeout(&mut self) -> Duration {
         let deadline = [
             self.loads.next_deadline(),
             self.far.next_deadline(),
@@ -125,32 +147,37 @@ impl Mover {
             self.tiers.bandwidth.next_deadline(),
         ];
         let deadline = deadline.into_iter().flatten().min();
-        let mut timeout =
-            deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(now)).min(SLEEP_MAX);
-        let holds_back = self.offloads.wait_for_room();
-        if holds_back || self.loads.wait_for_room() || self.tiers.has_tombstones() {
-            // Others that let go of host memory tell nobody.
-            timeout = timeout.min(ROOM_RECHECK);
+        let timeout =
+            deadline.map_or(SLEEP_MAX, |deadline| deadline.saturating_duration_since(self.tiers.now));
+        if self.offloads.wait_for_room() || self.loads.wait_for_room() || self.tiers.has_tombstones() {
+            // Callers that drop their blocks of host memory send no message.
             self.tiers.room.came_free();
+            return timeout.min(ROOM_RECHECK);
         }
-        if holds_back {
-            // Only a result can make room.
-            return match self.inbox.recv_timeout(timeout) {
-                Ok(message) => self.take(message),
-                Err(error) => error.is_timeout(),
-            };
-        }
-        select! {
-            recv(self.inbox) -> message => message.is_ok_and(|message| self.take(message)),
-            recv(self.offloads.incoming) -> block => match block {
-                Ok(block) => {
-                    self.tiers.saw(&block.identity);
-                    self.offload(block);
-                    true
-                }
-                Err(_) => false,
-            },
-            default(timeout) => true,
+        timeout.min(SLEEP_MAX)
+    }
+
+    /// Sleeps until there is something to do; false when everything is over.
+    fn sleep(&mut self) -> bool {
+        let timeout = self.timeout();
+        // A new block that waits for room keeps further ones waiting: only a result can make room.
+        let never = crossbeam_channel::never();
+        let new_blocks = if self.offloads.wait_for_room() { &never } else { &self.offloads.incoming };
+        let (message, block) = select! {
+            recv(self.inbox) -> message => (Some(message), None),
+            recv(new_blocks) -> block => (None, Some(block)),
+            default(timeout) => return true,
+        };
+        self.tiers.now = Instant::now();
+        match (message, block) {
+            (Some(Ok(message)), _) => self.take(message),
+            (_, Some(Ok(block))) => {
+                self.tiers.saw(&block.identity);
+                self.offload(block);
+                true
+            }
+            // Nobody can ask any more.
+            _ => false,
         }
     }
 

@@ -51,14 +51,14 @@ impl Mover {
     /// A prompt has come.
     pub(crate) fn conversation_came(&mut self, chain: &[BlockIdentity]) {
         let Some(conversations) = &mut self.background.conversations else { return };
-        let used = conversations.came(chain, Instant::now());
+        let used = conversations.came(chain, self.tiers.now);
         StoreCounters::add(&self.tiers.shared.counters.prefetch_used, used);
     }
 
     /// Its answer is complete.
     pub(crate) fn conversation_went_idle(&mut self, chain: Vec<BlockIdentity>) {
         if let Some(conversations) = &mut self.background.conversations {
-            conversations.went_idle(chain, Instant::now());
+            conversations.went_idle(chain, self.tiers.now);
         }
     }
 

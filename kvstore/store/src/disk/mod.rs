@@ -6,8 +6,8 @@
 
 mod driver;
 mod gate;
-mod in_writing;
-mod reads;
+mod in_flight_reads;
+mod in_flight_writes;
 mod slots;
 mod unwritten;
 
@@ -23,10 +23,11 @@ use kvstore_io::Waker;
 
 use crate::Description;
 use crate::error::StoreError;
+use crate::guarded_count::{CountGuard, GuardedCount};
 use driver::Driver;
 pub(crate) use gate::WriteGate;
-pub(crate) use in_writing::InWriting;
-pub(crate) use reads::{Reads, Waiter};
+pub(crate) use in_flight_reads::{InFlightReads, Waiter};
+pub(crate) use in_flight_writes::{DiskCopy, HostCopy, InFlightWrites};
 pub(crate) use slots::DiskSlots;
 pub(crate) use unwritten::Unwritten;
 
@@ -43,6 +44,14 @@ pub(crate) enum Hold {
 }
 
 impl Hold {
+    /// What becomes of the block's copy in host memory once it is written.
+    pub(crate) fn host_copy(&self) -> HostCopy {
+        match self {
+            Self::Lease(_) => HostCopy::Stays,
+            Self::Evicting(_) => HostCopy::Leaves { removal_published: false },
+        }
+    }
+
     /// The block's checksum from when it came.
     pub(crate) fn checksum(&self) -> u64 {
         match self {
@@ -64,6 +73,7 @@ pub(crate) struct Write {
     pub(crate) hold: Hold,
     /// The slot on the disk.
     pub(crate) filling: Filling,
+    pub(crate) _count: CountGuard,
 }
 
 #[derive(Debug)]
@@ -78,6 +88,7 @@ pub(crate) struct Read {
     pub(crate) target: SlotRef,
     /// What the block is, which the disk's thread fills in from what is kept with it.
     pub(crate) description: Option<Description>,
+    pub(crate) _count: CountGuard,
 }
 
 pub(crate) enum DiskCommand {
@@ -163,6 +174,17 @@ impl DiskLink {
         Ok((link, opened))
     }
 
+    /// A way to nobody: whoever has the other end of the queue plays the thread.
+    #[cfg(test)]
+    pub(crate) fn to_nobody(depth: usize) -> (Self, crossbeam_channel::Receiver<DiskCommand>) {
+        struct NoWaker;
+        impl Waker for NoWaker {
+            fn wake(&self) {}
+        }
+        let (commands, inbox) = bounded(depth);
+        (Self { commands: Some(commands), waker: Arc::new(NoWaker), thread: None }, inbox)
+    }
+
     /// Commands that would be taken now.
     pub(crate) fn room(&self) -> usize {
         let room = |commands: &Sender<DiskCommand>| Some(commands.capacity()? - commands.len());
@@ -208,9 +230,12 @@ pub(crate) struct LocalDisk {
     pub(crate) link: DiskLink,
     pub(crate) gate: WriteGate,
     pub(crate) unwritten: Unwritten,
-    pub(crate) in_writing: InWriting,
-    pub(crate) reads: Reads,
+    pub(crate) writes: InFlightWrites,
+    pub(crate) reads: InFlightReads,
     pub(crate) slots: DiskSlots,
+    /// Writes and reads that have guards: those of the queue, of the disk's thread, and of results that were not taken in.
+    pub(crate) writes_out: GuardedCount,
+    pub(crate) reads_out: GuardedCount,
 }
 
 impl LocalDisk {
@@ -220,9 +245,17 @@ impl LocalDisk {
             link,
             gate: WriteGate::new(admission, host_slots, usage),
             unwritten: Unwritten::new(host_slots as usize),
-            in_writing: InWriting::default(),
-            reads: Reads::default(),
+            writes: InFlightWrites::default(),
+            reads: InFlightReads::default(),
             slots: DiskSlots::default(),
+            writes_out: GuardedCount::default(),
+            reads_out: GuardedCount::default(),
         }
+    }
+
+    /// Panics when a write or a read is out of which the tables do not know: its slots would never come back.
+    pub(crate) fn check_sums(&self) {
+        self.writes_out.check("writes to the disk", self.writes.len());
+        self.reads_out.check("reads from the disk", self.reads.len());
     }
 }

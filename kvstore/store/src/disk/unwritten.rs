@@ -114,6 +114,19 @@ impl Unwritten {
         held.is_some()
     }
 
+    /// Panics when a count disagrees with what it counts.
+    #[cfg(test)]
+    pub(crate) fn check(&self) {
+        assert_eq!(
+            self.held,
+            self.waiting.iter().filter(|(_, lease)| lease.is_some()).count(),
+            "held blocks"
+        );
+        let behind = self.waiting.iter().skip(self.held_end);
+        assert!(behind.into_iter().all(|(_, lease)| lease.is_none()), "held behind the end of those held");
+        assert_eq!(self.children_count, self.children.values().map(Vec::len).sum::<usize>(), "children");
+    }
+
     /// These blocks are not going to be written.
     pub(crate) fn forget(&mut self, chain: &[BlockIdentity]) {
         if !self.children.is_empty() {

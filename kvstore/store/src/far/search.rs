@@ -8,12 +8,13 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Lease, TenantId};
 use kvstore_plan::Tier;
 
-use super::lent_slot::{LentCount, LentSlot};
+use super::lent_slot::LentSlot;
 use super::offer::Backlog;
 use super::{Delivered, FarResult, FarTier, Incoming, ReturnedSlots};
 use crate::Description;
 use crate::background::BACKGROUND_REQUEST;
 use crate::config::WriteMode;
+use crate::guarded_count::GuardedCount;
 use crate::job::{Moved, Prepare};
 use crate::metrics::StoreCounters;
 use crate::shared::{HOST, Shared};
@@ -100,7 +101,7 @@ pub(crate) struct FarLinks {
     searches: HashMap<u64, Search>,
     next_question: u64,
     /// Slots of host memory that are being filled, counted by the guards that travel with them.
-    lent: LentCount,
+    lent: GuardedCount,
     /// Reads whose slots have not all come back, by their questions; a read outlives a search whose time is up.
     reads: HashMap<u64, OpenRead>,
     /// What has arrived, in its order: it is taken in a bounded piece a round.
@@ -134,14 +135,12 @@ impl FarLinks {
         self.lent.get()
     }
 
-    /// Panics when the guards count slots that no read has: one was given back and its share of the count was not, and each
-    /// such slot would be missing from the part of host memory that far reads may fill until the process ends. (Fewer than
-    /// the reads say is no fault: a tier whose thread has ended drops its slots without a word.)
-    pub(crate) fn check_lent(&self) {
+    /// Panics when slots count as lent that no read has: each would be missing from the part of host memory that far reads may
+    /// fill until the process ends.
+    pub(crate) fn check_sums(&self) {
         let arriving: usize = self.arriving.iter().map(|arriving| arriving.blocks.len()).sum();
         let reading: usize = self.reads.values().map(|read| read.out).sum();
-        let (counted, out) = (self.lent.get(), arriving + reading);
-        assert!(counted <= out, "{counted} slots count as lent to far reads, which have {out}");
+        self.lent.check("slots lent to far reads", arriving + reading);
     }
 
     pub(crate) fn cancel(&mut self, request: u64) {
@@ -156,7 +155,7 @@ impl FarLinks {
             let blocks = local_blocks(&prepare, &tiers.shared);
             return prepared(prepare.request, blocks, tiers);
         }
-        let now = Instant::now();
+        let now = tiers.now;
         let mut held = Vec::new();
         let rest = &prepare.chain[prepare.device_blocks.min(prepare.chain.len())..];
         tiers.shared.catalog.pin_prefix(HOST, rest, &mut held);
@@ -168,7 +167,7 @@ impl FarLinks {
 
     /// Asks the next tier that can be asked, or ends the search.
     fn ask_next(&mut self, mut search: Search, tiers: &mut Tiers) {
-        let now = Instant::now();
+        let now = tiers.now;
         while let Some(link) = self.links.get_mut(search.tier) {
             let Prepare { chain, deadline, .. } = &search.prepare;
             if search.found >= chain.len() || *deadline <= now {
@@ -196,7 +195,7 @@ impl FarLinks {
             FarResult::Offered { tier, kept, too_large, failed, refused } => {
                 StoreCounters::add(&tiers.shared.counters.to_far, kept);
                 StoreCounters::add(&tiers.shared.counters.far_too_large, too_large);
-                self.offered(tier, failed, refused, Instant::now(), tiers.host_slots());
+                self.offered(tier, failed, refused, tiers.now, tiers.host_slots());
                 tiers.room.came_free();
             }
         }
@@ -218,7 +217,7 @@ impl FarLinks {
         let mut slots = Vec::with_capacity(wanted);
         while slots.len() < wanted {
             let Some(reserved) = tiers.host_slot_now(search.prepare.tenant) else { break };
-            slots.push(self.lent.lend(reserved.fill()));
+            slots.push(LentSlot::new(reserved.fill(), &self.lent));
         }
         if slots.is_empty() {
             // There is none for what further tiers have either.
@@ -337,7 +336,7 @@ impl FarLinks {
         if search.prepare.request != BACKGROUND_REQUEST {
             tiers.bandwidth.charge(tier, bytes);
         }
-        tiers.shared.observe_far(tier, bytes, search.asked.elapsed(), false);
+        tiers.shared.observe_far(tier, bytes, tiers.now.saturating_duration_since(search.asked), false);
         self.ask_next(search.next_tier(&tiers.shared), tiers);
     }
 
@@ -384,7 +383,7 @@ impl FarLinks {
         for question in late {
             let Some(search) = self.searches.remove(&question) else { continue };
             let tier = self.links[search.tier].tier();
-            tiers.shared.observe_far(tier, 0, search.asked.elapsed(), true);
+            tiers.shared.observe_far(tier, 0, now.saturating_duration_since(search.asked), true);
             self.ask_next(search.next_tier(&tiers.shared), tiers);
         }
     }

@@ -142,6 +142,16 @@ impl Loads {
         }
     }
 
+    /// Blocks that loads wait for, each with the load's number and the block's place in it.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (BlockIdentity, Waiter)> {
+        self.table.iter().flat_map(|(&number, load)| {
+            let states = load.states.iter().zip(&load.chain).enumerate();
+            let coming = states.filter(|(_, (state, _))| matches!(state, State::Coming));
+            coming.map(move |(at, (_, identity))| (*identity, (number, at)))
+        })
+    }
+
     fn finish(load: Load, tiers: &mut Tiers) {
         let Load { request, states, destination, .. } = load;
         // A load that was late without waiting for the disk says nothing of it.

@@ -4,6 +4,7 @@ use kvstore_block::BlockIdentity;
 
 use super::Tiers;
 use crate::job::{Medium, Moved};
+use crate::planted::{Planted, is_planted};
 use crate::shared::DISK;
 
 impl Tiers {
@@ -12,7 +13,7 @@ impl Tiers {
         if let Some(disk) = &mut self.disk {
             disk.unwritten.forget(chain);
             for identity in chain {
-                disk.in_writing.forget(identity);
+                disk.writes.forget(identity);
                 disk.reads.forget(identity);
             }
         }
@@ -37,7 +38,7 @@ impl Tiers {
         let Some(disk) = &mut self.disk else { return };
         let slot = self.shared.catalog.places(&identity).and_then(|places| places.slot(DISK));
         if self.shared.catalog.remove(DISK, &identity) {
-            if let Some(slot) = slot {
+            if let Some(slot) = slot.filter(|_| !is_planted(Planted::LostTombstone)) {
                 disk.slots.forget(slot);
             }
             self.tell(Moved::Removed { identity, medium: Medium::Disk });

@@ -9,6 +9,7 @@ use super::Tiers;
 use crate::config::WriteMode;
 use crate::job::{Description, Medium, Moved};
 use crate::metrics::StoreCounters;
+use crate::planted::{Planted, is_planted};
 use crate::shared::HOST;
 
 /// Slots that are kept free for callers who fill them: a part of host memory, as a divisor, and at most.
@@ -112,9 +113,7 @@ impl Tiers {
 
     /// Tells that host memory has the block, unless nobody was told that it had not.
     fn tell_stored(&mut self, identity: BlockIdentity) {
-        let is_believed =
-            self.disk.as_ref().is_some_and(|disk| disk.in_writing.is_believed_on_host(&identity));
-        if !is_believed {
+        if !self.is_published_on_host(&identity) {
             self.tell(Moved::Stored { identity, medium: Medium::Host });
         }
     }
@@ -125,17 +124,25 @@ impl Tiers {
         self.tell_gone_from_host(identity);
     }
 
-    /// Takes a block out of host memory.
+    /// Takes a block out of host memory, also one that is leaving it.
     pub(crate) fn drop_from_host(&mut self, identity: BlockIdentity) {
-        if self.shared.catalog.remove(HOST, &identity) {
+        let is_published = self.shared.holds(HOST, &identity) || self.is_published_on_host(&identity);
+        if self.shared.catalog.remove(HOST, &identity) && is_published {
             self.tell_gone_from_host(identity);
         }
     }
 
+    /// Whether the block is leaving host memory and listeners still believe that it is there.
+    fn is_published_on_host(&self, identity: &BlockIdentity) -> bool {
+        self.disk.as_ref().is_some_and(|disk| disk.writes.is_published_on_host(identity))
+    }
+
     fn tell_gone_from_host(&mut self, identity: BlockIdentity) {
         if let Some(disk) = &mut self.disk {
-            disk.in_writing.told(&identity);
+            disk.writes.removal_published(&identity);
         }
-        self.tell(Moved::Removed { identity, medium: Medium::Host });
+        if !is_planted(Planted::SilentRemoval) {
+            self.tell(Moved::Removed { identity, medium: Medium::Host });
+        }
     }
 }

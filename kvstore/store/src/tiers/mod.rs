@@ -32,9 +32,11 @@ const TOMBSTONES_RECHECK: Duration = Duration::from_millis(1);
 pub(crate) struct Tiers {
     pub(crate) shared: Arc<Shared>,
     notify: Box<dyn FnMut(Moved) + Send>,
+    /// When the round of the thread began.
+    pub(crate) now: Instant,
     /// What the block in each slot of host memory is, for the tiers below.
     descriptions: Vec<Option<Description>>,
-    disk: Option<LocalDisk>,
+    pub(crate) disk: Option<LocalDisk>,
     pub(crate) bandwidth: Bandwidth,
     pub(crate) hashing: HashBudget,
     pub(crate) room: Room,
@@ -73,7 +75,8 @@ impl Tiers {
     ) -> Self {
         let descriptions = vec![None; shared.memory.slot_count()];
         let (hashing, room) = (HashBudget::new(), Room::default());
-        Self { shared, notify, descriptions, disk, bandwidth, hashing, room }
+        let now = Instant::now();
+        Self { shared, notify, now, descriptions, disk, bandwidth, hashing, room }
     }
 
     /// Slots of host memory.
@@ -106,7 +109,7 @@ impl Tiers {
 
     /// Whether a read or write is under way, or waits for bandwidth: it ends by itself and leaves room.
     pub(crate) fn will_make_room(&self) -> bool {
-        let is_busy = |disk: &LocalDisk| !disk.reads.is_empty() || disk.in_writing.count() > 0;
+        let is_busy = |disk: &LocalDisk| !disk.reads.is_empty() || disk.writes.answering() > 0;
         self.disk.as_ref().is_some_and(is_busy) || self.bandwidth.holds_writes()
     }
 
@@ -121,7 +124,7 @@ impl Tiers {
     /// completions nobody will read.
     pub(crate) fn send_all_tombstones(&mut self) {
         let Some(disk) = &mut self.disk else { return };
-        for slot in disk.in_writing.forgotten_slots() {
+        for slot in disk.writes.forgotten_slots() {
             disk.slots.forget(slot);
         }
         let deadline = Instant::now() + TOMBSTONES_WITHIN;
@@ -134,6 +137,13 @@ impl Tiers {
             }
             std::thread::sleep(TOMBSTONES_RECHECK);
             self.bury();
+        }
+    }
+
+    /// Panics when the counts of what is out and the tables disagree.
+    pub(crate) fn check_sums(&self) {
+        if let Some(disk) = &self.disk {
+            disk.check_sums();
         }
     }
 

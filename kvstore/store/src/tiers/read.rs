@@ -6,6 +6,7 @@ use kvstore_plan::Tier;
 use super::{Arrival, Origin, Tiers};
 use crate::disk::{DiskCommand, Read, Waiter};
 use crate::metrics::StoreCounters;
+use crate::planted::{Planted, is_planted};
 use crate::quota::NOBODY;
 use crate::shared::DISK;
 
@@ -38,7 +39,7 @@ impl Tiers {
         if disk.reads.join(&identity, waiter) {
             return Started::Coming;
         }
-        if disk.in_writing.is_to_end(&identity) {
+        if disk.writes.is_answering(&identity) {
             // It is leaving host memory: it can be read once it is there.
             return Started::Later;
         }
@@ -50,7 +51,8 @@ impl Tiers {
         let target = self.shared.memory.slot(filling.slot()).clone();
         let bytes = u64::from(lease.bytes());
         let number = disk.reads.number();
-        let read = Read { number, identity, lease, filling, target, description: None };
+        let _count = disk.reads_out.guard();
+        let read = Read { number, identity, lease, filling, target, description: None, _count };
         if disk.link.try_send(DiskCommand::Read(Box::new(read))).is_err() {
             return Started::Later;
         }
@@ -74,7 +76,8 @@ impl Tiers {
         let was_forgotten = self.disk.as_mut().is_some_and(|disk| disk.reads.take_forgotten(number));
         let checksum = bytes.map(|bytes| self.checksum(filling.slot(), bytes as usize));
         // The disk gave what it was given; this is about what had been stored.
-        let is_damaged = checksum.is_some_and(|checksum| checksum != lease.checksum());
+        let is_damaged = checksum.is_some_and(|checksum| checksum != lease.checksum())
+            && !is_planted(Planted::DamageTakenIn);
         if is_damaged {
             StoreCounters::add(&self.shared.counters.checksum_failures, 1);
         }
@@ -107,7 +110,10 @@ impl Tiers {
     /// The device does not answer a write: nobody waits for it any more.
     pub(crate) fn give_up_write(&mut self, identity: &BlockIdentity) {
         if let Some(disk) = &mut self.disk {
-            disk.in_writing.stuck(identity);
+            disk.writes.stuck(identity);
+            if is_planted(Planted::LostWrite) {
+                disk.writes.end(identity);
+            }
         }
         self.room.came_free();
     }

@@ -8,9 +8,10 @@ use kvstore_disk::Usage;
 use kvstore_plan::{Priority, Tier};
 
 use super::Tiers;
-use crate::disk::{DiskCommand, Hold, Write};
+use crate::disk::{DiskCommand, DiskCopy, Hold, HostCopy, Write};
 use crate::job::{Description, Medium, Moved};
 use crate::metrics::StoreCounters;
+use crate::planted::{Planted, is_planted};
 use crate::shared::{DISK, HOST};
 
 /// Blocks written back to the disk at a time, so that their slots come free while new blocks arrive.
@@ -52,7 +53,7 @@ impl Tiers {
 
     /// Writes under way that can still be answered.
     pub(super) fn writing(&self) -> usize {
-        self.disk.as_ref().map_or(0, |disk| disk.in_writing.count())
+        self.disk.as_ref().map_or(0, |disk| disk.writes.answering())
     }
 
     /// Goes on with writes: with those held back whose bandwidth is there, and with what waits for room in the disk's queue.
@@ -91,7 +92,7 @@ impl Tiers {
     /// once.
     pub(super) fn write_back(&mut self, tenant: TenantId) {
         let Some(disk) = self.disk.as_ref().filter(|_| !self.bandwidth.holds_writes()) else { return };
-        let count = LEAVING_MAX.saturating_sub(disk.in_writing.count()).min(disk.link.room());
+        let count = LEAVING_MAX.saturating_sub(disk.writes.answering()).min(disk.link.room());
         let mut evicting = Vec::new();
         self.shared.catalog.evict_for(HOST, tenant, count, &mut evicting);
         for evicting in evicting {
@@ -112,11 +113,16 @@ impl Tiers {
         }
     }
 
-    fn finish_eviction(&mut self, evicting: Evicting, is_told: bool) {
+    /// Ends the eviction of a block whose removal listeners know of already, or not.
+    fn finish_eviction(&mut self, evicting: Evicting, is_published: bool) {
         let (identity, slot) = (evicting.identity(), evicting.slot());
-        // It stays when a block that hangs on it was put back meanwhile. What is here again was never told to be gone.
-        if evicting.finish() && !is_told && !self.shared.holds(HOST, &identity) {
+        let is_evicted = evicting.finish();
+        let place = self.shared.catalog.places(&identity).and_then(|places| places.slot(HOST));
+        if is_evicted && !is_published && place.is_none() {
             self.left_host(identity, slot);
+        } else if !is_evicted && is_published && place == Some(slot) {
+            // A child of it was put back, so it stays. In another slot it would be a block that came in anew and was told of.
+            self.tell(Moved::Stored { identity, medium: Medium::Host });
         }
     }
 
@@ -131,11 +137,11 @@ impl Tiers {
         let (Some(disk), Some(description)) = (&mut self.disk, &self.descriptions[slot as usize]) else {
             return Err(hold.into());
         };
-        let is_there = self.shared.holds(DISK, &identity) || disk.in_writing.contains(&identity);
+        let is_there = self.shared.holds(DISK, &identity) || disk.writes.contains(&identity);
         // Without its parent a block could never be found; leaves that are written back come before their parents.
         let parent_is_there = description
             .parent
-            .is_none_or(|parent| self.shared.holds(DISK, &parent) || disk.in_writing.contains(&parent));
+            .is_none_or(|parent| self.shared.holds(DISK, &parent) || disk.writes.contains(&parent));
         let is_wanted = parent_is_there || matches!(hold, Hold::Evicting(_));
         if let Some(parent) = description.parent.filter(|_| !is_there && !is_wanted) {
             disk.unwritten.wait_for_parent(parent, identity);
@@ -151,7 +157,7 @@ impl Tiers {
             disk.gate.keep(identity);
             return Err(NotWritten { hold, wait: Some(wait) });
         }
-        let (tenant, is_leaving) = (description.tenant, matches!(hold, Hold::Evicting(_)));
+        let (tenant, host_copy) = (description.tenant, hold.host_copy());
         let Some(reserved) = self.disk_slot(tenant) else { return Err(hold.into()) };
         let (Some(disk), Some(description)) = (&mut self.disk, &self.descriptions[slot as usize]) else {
             return Err(hold.into());
@@ -161,15 +167,18 @@ impl Tiers {
         let filling = reserved.fill();
         let meta = meta_of(description, hold.checksum());
         let (parent, position) = (description.parent, description.position);
-        let write = Write { identity, parent, tenant, position, meta, payload, bytes, hold, filling };
+        let _count = disk.writes_out.guard();
+        let write = Write { identity, parent, tenant, position, meta, payload, bytes, hold, filling, _count };
         match disk.link.try_send(DiskCommand::Write(Box::new(write))) {
             Ok(()) => {
-                disk.in_writing.begin(identity, disk_slot, is_leaving);
+                disk.writes.begin(identity, disk_slot, host_copy);
                 disk.unwritten.parent_began(&identity);
                 Ok(())
             }
             Err(DiskCommand::Write(write)) => {
                 StoreCounters::add(&self.shared.counters.throttled, 1);
+                // The tombstone of the block that was there before has not been written.
+                disk.slots.forget(disk_slot);
                 Err(write.hold.into())
             }
             Err(_) => unreachable!("a refused command comes back as it was"),
@@ -196,11 +205,12 @@ impl Tiers {
         let Write { identity, parent, position, payload, bytes, hold, filling, .. } = write;
         let Some(disk) = &mut self.disk else { return };
         disk.gate.used(usage);
-        let state = disk.in_writing.end(&identity);
+        let ended = disk.writes.end(&identity);
         self.room.came_free();
         drop(payload);
         let slot = filling.slot();
-        if is_written && !state.is_forgotten {
+        let is_wanted = ended.disk_copy == DiskCopy::Wanted || is_planted(Planted::ForgottenWrite);
+        if is_written && is_wanted {
             let cost = self.shared.recompute_cost(position);
             let complete = filling.complete(hold.checksum(), bytes);
             if let Registered::New = complete.register(identity, parent, cost) {
@@ -212,7 +222,8 @@ impl Tiers {
             drop(filling);
         }
         if let Hold::Evicting(evicting) = hold {
-            self.finish_eviction(evicting, state.is_told);
+            let is_published = ended.host_copy == HostCopy::Leaves { removal_published: true };
+            self.finish_eviction(evicting, is_published);
         }
     }
 }

@@ -1,0 +1,199 @@
+//! Tiers of other nodes as the model plays them: they may have any block, and answer when and how they are told to.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use kvstore_block::BlockIdentity;
+use kvstore_plan::Tier;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::disk::write_slot;
+use super::{BLOCK, Random, content};
+use crate::far::{Delivered, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion, ReturnedSlots};
+
+#[derive(Default)]
+struct Pending {
+    /// Each with the number of blocks that are asked for.
+    look_ups: Vec<(u64, usize)>,
+    reads: Vec<Incoming>,
+    returned: Vec<ReturnedSlots>,
+    offers: Vec<Vec<Outgoing>>,
+    is_refusing: bool,
+}
+
+pub(super) struct ModelTier {
+    tier: Tier,
+    portion: Portion,
+    patience: Duration,
+    pending: Arc<Mutex<Pending>>,
+}
+
+impl ModelTier {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().expect("one thread")
+    }
+}
+
+impl FarTier for ModelTier {
+    fn tier(&self) -> Tier {
+        self.tier
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, _deadline: Instant) -> bool {
+        let mut pending = self.pending();
+        let takes = !pending.is_refusing;
+        if takes {
+            pending.look_ups.push((request, chain.len() - first));
+        }
+        takes
+    }
+
+    fn read(&mut self, incoming: Incoming) -> Result<(), Incoming> {
+        let mut pending = self.pending();
+        if pending.is_refusing {
+            return Err(incoming);
+        }
+        pending.reads.push(incoming);
+        Ok(())
+    }
+
+    fn leave(&mut self, _request: u64) {}
+
+    fn portion(&self) -> Portion {
+        self.portion
+    }
+
+    fn has_room(&self, _bytes: u64) -> bool {
+        self.pending().offers.len() < 4
+    }
+
+    fn offer(&mut self, blocks: Vec<Outgoing>, _head: BlockIdentity) -> bool {
+        let mut pending = self.pending();
+        let takes = !pending.is_refusing;
+        if takes {
+            pending.offers.push(blocks);
+        }
+        takes
+    }
+}
+
+/// The other side of a [`ModelTier`].
+pub(super) struct OtherNodes {
+    tier: Tier,
+    pending: Arc<Mutex<Pending>>,
+    inbox: FarInbox,
+    pub(super) delivered: u64,
+    pub(super) offered: u64,
+}
+
+impl OtherNodes {
+    pub(super) fn new(tier: Tier, patience: Duration, inbox: FarInbox) -> (Box<dyn FarTier>, Self) {
+        let portion = match tier {
+            Tier::Object => Portion::Run(2),
+            _ => Portion::Single { group: 3 },
+        };
+        let pending = Arc::<Mutex<Pending>>::default();
+        let link = ModelTier { tier, portion, patience, pending: Arc::clone(&pending) };
+        (Box::new(link), Self { tier, pending, inbox, delivered: 0, offered: 0 })
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().expect("one thread")
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        let pending = self.pending();
+        pending.look_ups.is_empty()
+            && pending.reads.is_empty()
+            && pending.returned.is_empty()
+            && pending.offers.is_empty()
+    }
+
+    pub(super) fn refuse(&self, is_refusing: bool) {
+        self.pending().is_refusing = is_refusing;
+    }
+
+    /// Answers something that it was asked.
+    pub(super) fn answer(&mut self, random: &mut Random, is_honest: bool) {
+        let mut pending = self.pending();
+        let kinds =
+            [pending.look_ups.len(), pending.reads.len(), pending.returned.len(), pending.offers.len()];
+        let asked: Vec<usize> = (0..kinds.len()).filter(|&kind| kinds[kind] > 0).collect();
+        if asked.is_empty() {
+            return;
+        }
+        let kind = *random.of(&asked);
+        let at = random.below(kinds[kind]);
+        let result = match kind {
+            0 => {
+                let (request, wanted) = pending.look_ups.swap_remove(at);
+                FarResult::Found { request, blocks: random.below(wanted + 1) }
+            }
+            1 => {
+                let incoming = pending.reads.swap_remove(at);
+                let (arrived, held) = deliver(incoming, random, is_honest);
+                pending.returned.extend(held);
+                arrived
+            }
+            2 => FarResult::Returned(pending.returned.swap_remove(at)),
+            _ => {
+                let offer = pending.offers.swap_remove(at);
+                let last = offer.last().expect("a portion has blocks").identity;
+                for block in &offer {
+                    let bytes = block.block.to_bytes();
+                    assert!(
+                        bytes.is_none_or(|bytes| bytes == content(&block.identity)),
+                        "another block is offered"
+                    );
+                }
+                let mut told = (offer.len(), 0, Vec::new(), Vec::new());
+                if !is_honest && random.percent(30) {
+                    told.0 = 0;
+                    match random.below(3) {
+                        0 => told.1 = offer.len(),
+                        1 => told.2 = vec![last],
+                        _ => told.3 = vec![last],
+                    }
+                }
+                let (kept, too_large, failed, refused) = told;
+                FarResult::Offered { tier: self.tier, kept, too_large, failed, refused }
+            }
+        };
+        drop(pending);
+        self.delivered += u64::from(kind == 1);
+        self.offered += u64::from(kind == 3);
+        self.inbox.send(result);
+    }
+}
+
+/// Writes the leading blocks of a read, some of them wrong after their checksums were taken. Some slots are kept for later.
+fn deliver(
+    mut incoming: Incoming,
+    random: &mut Random,
+    is_honest: bool,
+) -> (FarResult, Option<ReturnedSlots>) {
+    let targets = std::mem::take(&mut incoming.targets);
+    let count = if is_honest { targets.len() } else { random.below(targets.len() + 1) };
+    let identities = &incoming.chain[incoming.first..];
+    let mut blocks = Vec::new();
+    for (target, identity) in targets.iter().zip(identities).take(count) {
+        let (mut bytes, seed) = (content(identity), identity.short());
+        let checksum = xxh3_64_with_seed(&bytes, seed);
+        if !is_honest && random.percent(5) {
+            bytes[random.below(BLOCK)] ^= 1;
+        }
+        write_slot(target, &bytes);
+        blocks.push(Delivered { bytes: BLOCK as u32, checksum, seed });
+    }
+    let mut held = None;
+    if count < incoming.slots.len() && random.percent(50) {
+        let slots = incoming.slots.split_off(count);
+        incoming.held = slots.len();
+        held = Some(ReturnedSlots { request: incoming.request, slots });
+    }
+    (FarResult::Arrived { incoming, blocks }, held)
+}
