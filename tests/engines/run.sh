@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kvasir in front of and below real engines on the CPU:
-#   run.sh [routing|pools|control|disaggregation|offload|hybrid|slow|tiers|all] [--direct|--kvasir]   (vLLM)
+#   run.sh [routing|pools|control|disaggregation|offload|hybrid|slow|conversations|tiers|all] [--direct|--kvasir]   (vLLM)
 #   run.sh handoff [handoff.py's options]
 #   run.sh shared [shared.py's options]
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
@@ -21,8 +21,8 @@ fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "hybrid " | "slow " | "tiers " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
-*) echo "run.sh [routing|pools|control|disaggregation|offload|hybrid|slow|tiers|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
+"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "hybrid " | "slow " | "conversations " | "tiers " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
+*) echo "run.sh [routing|pools|control|disaggregation|offload|hybrid|slow|conversations|tiers|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
 esac
 parts=(prefill decode)
 if [ "$direct" = --kvasir ]; then
@@ -40,10 +40,10 @@ read -r core1 core2 < <("$python" -c "$cores")
 target=${CARGO_TARGET_DIR:-$root/target}
 kvasir=${KVASIR:-$target/release/kvasir}
 export KVASIR_KV_LIBRARY=${KVASIR_KV_LIBRARY:-}
-if [ "$what" != offload ] && [ "$what" != hybrid ] && [ "$what" != slow ] && [ "$what" != handoff ]; then
+if [ "$what" != offload ] && [ "$what" != hybrid ] && [ "$what" != slow ] && [ "$what" != conversations ] && [ "$what" != handoff ]; then
     [ -n "$direct" ] || [ -n "${KVASIR:-}" ] || (cd "$root" && cargo build --release -p control-node)
 fi
-if { [ "$what" = offload ] || [ "$what" = hybrid ] || [ "$what" = slow ] || [ "$what" = tiers ] || [ "$what" = all ] || [ "$what" = handoff ] || [ "$what" = shared ] || [ -n "${by_kvasir:-}" ]; } &&
+if { [ "$what" = offload ] || [ "$what" = hybrid ] || [ "$what" = slow ] || [ "$what" = conversations ] || [ "$what" = tiers ] || [ "$what" = all ] || [ "$what" = handoff ] || [ "$what" = shared ] || [ -n "${by_kvasir:-}" ]; } &&
     [ -z "$KVASIR_KV_LIBRARY" ]; then
     (cd "$root" && cargo build --profile capi -p kvstore-capi)
     KVASIR_KV_LIBRARY=$target/capi/libkvasir_kv.so
@@ -188,5 +188,10 @@ if [ "$what" = slow ] || [ "$what" = all ]; then
     finish
     "$python" -c 'import mfusepy' 2>/dev/null || "$LAB/venv/bin/pip" install -q --no-deps mfusepy==3.1.1 || true
     check slow "$python" "$here/slow_disk.py" --port "$first" --core "$core1"
+fi
+if [ "$what" = conversations ] || [ "$what" = all ]; then
+    finish
+    "$python" -c 'import mfusepy' 2>/dev/null || "$LAB/venv/bin/pip" install -q --no-deps mfusepy==3.1.1 || true
+    check conversations "$python" -B "$here/conversations.py" --port "$first" --core "$core1"
 fi
 exit $rc

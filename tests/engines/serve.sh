@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Becomes one real vLLM server on the tiny model; ready after half a minute or, on a busy machine, two.
-#   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|shared|shared-small|tiered|slow-disk|offload|planted] [vLLM options]
+#   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|shared|shared-small|tiered|slow-disk|conversations|offload|planted] [vLLM options]
 # KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000, Kvasir's hand-offs on PORT+4000. Its process id is in
 # $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
 # The model is the one in $LAB/$KVASIR_TEST_MODEL, `tinymodel` if that is not set.
@@ -45,15 +45,21 @@ shared | shared-small)
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
     ;;
-tiered | slow-disk)
+tiered | slow-disk | conversations)
     # Its blocks go to host memory and to a disk below it; its own cache (see run.sh) is far smaller.
     export PYTHONPATH=$here/../../kvstore/capi/python
     disk=$LAB/tiered-$port capacity='24 MiB'
     # With `slow-disk` the disk is the one of slow_disk.py, and host memory has room for two long prompts.
     [ "$part" = tiered ] || disk=$LAB/slow/mount/$port capacity='16 MiB'
+    # With `conversations` it has room for some fifteen of two thousand tokens, and KVASIR_PREFETCH has more of its keys.
+    more=
+    if [ "$part" = conversations ]; then
+        disk=$LAB/slow/mount/$port capacity='64 MiB' more=",$KVASIR_PREFETCH"
+        set -- --num-gpu-blocks-override 192 "$@"
+    fi
     rm -rf "$disk"
     kvasir="\"kv_connector\":\"KvasirConnector\",\"kv_connector_module_path\":\"kvasir_kv.vllm\",\"kv_role\":\"kv_both\""
-    tiers="\"host_tier\":{\"capacity\":\"$capacity\"},\"disk_tier\":{\"capacity\":\"512 MiB\",\"segment\":\"64 MiB\",\
+    tiers="\"host_tier\":{\"capacity\":\"$capacity\"$more},\"disk_tier\":{\"capacity\":\"512 MiB\",\"segment\":\"64 MiB\",\
 \"path\":\"$disk\"}"
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
@@ -73,7 +79,7 @@ offload | planted)
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
     ;;
-*) echo "serve.sh: $part is none of alone, prefill, decode, kvasir-prefill, kvasir-decode, shared, shared-small, tiered, slow-disk, offload, planted" >&2 && exit 2 ;;
+*) echo "serve.sh: $part is none of alone, prefill, decode, kvasir-prefill, kvasir-decode, shared, shared-small, tiered, slow-disk, conversations, offload, planted" >&2 && exit 2 ;;
 esac
 events="{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$((port + 1000))\",\
 \"replay_endpoint\":\"tcp://*:$((port + 2000))\",\"topic\":\"kv@127.0.0.1:$port@tiny\"}"

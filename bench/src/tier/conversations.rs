@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dataplane_fabric::wait::ThreadPolicy;
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_memory::PageSize;
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use kvstore_block::BlockLayout;
 use kvstore_catalog::PolicyKind;
@@ -17,7 +17,7 @@ use kvstore_remote::{
     PoolConfig, PoolCounters, PoolNode, PoolServer, PoolService, RemoteConfig, RemoteCounters, RemotePool,
 };
 use kvstore_store::far::remote::RemoteTier;
-use kvstore_store::{HostTier, Moved, Store, StoreBuilder, StoreConfig, Survivor};
+use kvstore_store::{HostTier, Moved, Store, StoreBuilder, StoreConfig, StorePool, Survivor};
 use router_openai::CompletionRequest;
 use router_tokens::ModelText;
 use tokio::sync::Semaphore;
@@ -295,14 +295,19 @@ impl Behind {
             builder = builder.disk(disk(folder, block_bytes, bytes.next_multiple_of(4096)));
         }
         if tiers == Tiers::Remote {
-            let slab_layout =
-                SlabLayout { slot_bytes: block_bytes.next_multiple_of(4096), slot_count: all + all / 8 };
-            let slab = Arc::new(Slab::create("kvasir-bench-pool", slab_layout, PageSize::HugeIfAvailable)?);
+            let host = HostTier {
+                slots: all + all / 8,
+                pages: PageSize::HugeIfAvailable,
+                eviction: PolicyKind::Lru,
+            };
+            let of_pool = StoreBuilder::new(StoreConfig::new(block_bytes, BLOCK_TOKENS as u32), host)?;
+            let (store, _) = of_pool.start(|_| {})?;
+            let store = Arc::new(store);
             let listen = "127.0.0.1:0".parse()?;
-            let fabric = TcpFabric::new(Arc::clone(&slab), Some(listen), TcpConfig::default())?;
+            let fabric = TcpFabric::new(Arc::clone(store.slab()), Some(listen), TcpConfig::default())?;
             let address = fabric.listening_on().context("the pool listens")?.to_string();
             let counters = Arc::new(PoolCounters::default());
-            let server = PoolServer::new(fabric, SlotPool::new(slab), PoolConfig::default(), counters)?;
+            let server = PoolServer::new(fabric, StorePool::new(store), PoolConfig::default(), counters)?;
             self.pool = Some(PoolService::start(server, ThreadPolicy::default())?);
             let fabric = TcpFabric::new(Arc::clone(builder.slab()), None, TcpConfig::default())?;
             let counters = Arc::new(RemoteCounters::default());

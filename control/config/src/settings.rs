@@ -728,8 +728,6 @@ section! {
         /// Which block goes when one must: the least recently used one, S3-FIFO's choice (scans do not flush what is used
         /// often), or the one that saves the least recomputing for its bytes and its frequency.
         eviction: String = "s3-fifo".to_owned(), one_of &["lru", "s3-fifo", "cost"];
-        /// How blocks are kept in this tier and below: as they are, or quantised to 8 bits. The README states the error.
-        format: String = "plain".to_owned(), one_of &["plain", "fp8", "int8"];
         /// When a block is copied here: as soon as it is complete (`through`), so that the pool's slot is free the moment that
         /// it is needed, or when it has to leave the pool (`back`).
         write: String = "through".to_owned(), one_of &["through", "back"];
@@ -739,7 +737,7 @@ section! {
         /// The chance, from 0 to 1, from which on blocks are brought up ahead.
         prefetch_chance: f64 = 0.25, in 0.0 => 1.0;
         /// How long before a conversation goes on its blocks should be up.
-        prefetch_lead: Duration = Duration::from_secs(10), in Duration::from_millis(1) => Duration::from_secs(3600);
+        prefetch_lead: Duration = Duration::from_secs(60), in Duration::from_millis(1) => Duration::from_secs(3600);
         /// The part of this tier, and of the disk tier, that the blocks of one tenant (one `cache_salt`; requests without one
         /// are a tenant together) may fill, wherever they come from; beyond 8,192 tenants with blocks the rest share one part.
         /// For workers.
@@ -832,7 +830,7 @@ section! {
         /// Name of the node among the others, and of its socket for shared memory, `kvasir-NAME-pool.sock`: nodes that have one
         /// `transfer.socket_folder` need different names.
         name: String = "store".to_owned();
-        /// Host memory that other nodes may use.
+        /// Host memory that other nodes may use. Where `resp` is empty, `[disk_tier]` is below it, and what it keeps outlives the process.
         pool: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
         /// Bytes of one slot of the pool and of the tiers behind the RESP service. Workers' blocks must fit.
         slot: Bytes = Bytes(128 << 10), in Bytes(4 << 10) => Bytes(1 << 30);

@@ -9,7 +9,6 @@ use dataplane_memory::PageSize;
 use dataplane_rails::Transport;
 use dataplane_transfer::{HeadRange, Limits, PieceLayout};
 use kvstore_block::BlockLayout;
-use kvstore_quantise::{Format, QuantisedLayout, Scheme};
 use router_access::MediaPolicy;
 use router_engines::dialect::legs::Protocol;
 use router_engines::key::ApiKey;
@@ -102,25 +101,9 @@ pub(crate) fn pages(settings: &Settings) -> PageSize {
     if settings.transfer.huge_pages { PageSize::HugeIfAvailable } else { PageSize::Standard }
 }
 
-/// How the host tier and those below keep blocks; `None`: as they are.
-pub(crate) fn quantised(settings: &Settings, layout: &BlockLayout) -> Result<Option<QuantisedLayout>> {
-    let format = match settings.host_tier.format.as_str() {
-        "fp8" => Format::Fp8E4m3,
-        "int8" => Format::Int8,
-        _ => return Ok(None),
-    };
-    Ok(Some(QuantisedLayout::new(*layout, Scheme::recommended(format, layout))?))
-}
-
-/// Bytes of a block in the host tier.
-pub(crate) fn kept_bytes(settings: &Settings, layout: &BlockLayout) -> usize {
-    let quantised = quantised(settings, layout).ok().flatten();
-    quantised.map_or(layout.block_bytes(), |quantised| quantised.bytes())
-}
-
 /// Blocks of the host tier.
 pub(crate) fn host_blocks(settings: &Settings, layout: &BlockLayout) -> usize {
-    settings.host_tier.capacity.0 as usize / kept_bytes(settings, layout)
+    settings.host_tier.capacity.0 as usize / layout.block_bytes()
 }
 
 /// Bytes of a worker's KV pool, which is what a NIC registers; `None` when the model cannot be read.

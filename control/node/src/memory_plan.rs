@@ -27,7 +27,7 @@ pub(crate) fn render(settings: &Settings, workers: u64) -> Result<String> {
         Line {
             what: "host-tier blocks".to_owned(),
             count: compose::host_blocks(settings, &layout) as u64,
-            bytes: compose::kept_bytes(settings, &layout) as u64,
+            bytes: block,
         },
         Line { what: "weights (f32)".to_owned(), count: parameters(&model), bytes: 4 },
     ];

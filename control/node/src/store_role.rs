@@ -1,9 +1,9 @@
 //! `kvasir store`: a node that keeps blocks for others, and named values for programs that speak the Redis protocol.
 //!
-//! Two things in one process, each with memory of its own: a pool that workers' stores reach over the data plane with
-//! one-sided reads (`store.pool`), and a store of host memory and disk behind the Redis protocol (`host_tier`,
-//! `disk_tier`, cut into `store.slot`s). Values have names, not contents, for identities: they are not shared with other
-//! nodes, so the tiers of others are refused here.
+//! Two things in one process, each with a store of its own: a pool that engines' and workers' stores reach over the data plane with
+//! one-sided reads (`store.pool` of memory), and values behind the Redis protocol (`host_tier` of memory). Both are cut into
+//! `store.slot`s. The disk (`disk_tier`) lies below the values, or, where the Redis protocol is off, below the pool. Values have
+//! names, not contents, for identities: they are not shared with other nodes, so the tiers of others are refused here.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -17,10 +17,9 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use control_config::Settings;
-use dataplane_memory::{Slab, SlabLayout, SlotPool};
 use kvstore_remote::{PoolConfig, PoolCounters, PoolServer, PoolService};
 use kvstore_resp::{Listen, Password, RespConfig, RespCounters, Server};
-use kvstore_store::Store;
+use kvstore_store::{Store, StorePool};
 use router_engines::exposition;
 use router_tls::PlainListener;
 use xxhash_rust::xxh3::xxh3_64;
@@ -48,8 +47,16 @@ pub(crate) fn run(common: &Common, listen: Option<SocketAddr>) -> Result<ExitCod
 /// What runs, for the metrics.
 #[derive(Default)]
 struct Running {
-    pool: Option<(PoolService, Arc<PoolCounters>)>,
+    pool: Option<Pool>,
     values: Option<(Arc<Store>, TierCounters, Arc<RespCounters>)>,
+}
+
+/// Blocks of other nodes, and those who serve them.
+struct Pool {
+    service: PoolService,
+    counters: Arc<PoolCounters>,
+    store: Arc<Store>,
+    tiers: TierCounters,
 }
 
 async fn keep(settings: &Settings) -> Result<()> {
@@ -84,14 +91,14 @@ async fn keep(settings: &Settings) -> Result<()> {
     if let Some(serving) = serving {
         serving.await?;
     }
-    if let Some((store, ..)) = &running.values {
-        // What the disk was given is put on stable storage.
-        store.close();
-    }
+    // What the disk was given is put on stable storage.
+    let stores =
+        [running.values.as_ref().map(|(store, ..)| store), running.pool.as_ref().map(|pool| &pool.store)];
+    stores.into_iter().flatten().for_each(|store| store.close());
     Ok(())
 }
 
-fn pool(settings: &Settings) -> Result<(PoolService, Arc<PoolCounters>)> {
+fn pool(settings: &Settings) -> Result<Pool> {
     let slot_bytes = settings.store.slot.0 as usize;
     let slots = settings.store.pool.0 as usize / slot_bytes;
     ensure!(
@@ -100,13 +107,29 @@ fn pool(settings: &Settings) -> Result<(PoolService, Arc<PoolCounters>)> {
         settings.store.pool,
         settings.store.slot
     );
-    let layout =
-        SlabLayout { slot_bytes, slot_count: u32::try_from(slots).context("store.pool: too many slots")? };
-    let slab = Arc::new(Slab::create("kvasir-pool", layout, compose::pages(settings))?);
-    let rails = rails::open_server(settings, &slab, settings.store.listen)?;
+    let has_disk = settings.store.resp.is_empty();
+    ensure!(
+        !has_disk || settings.disk_tier.capacity.0 == 0 || settings.disk_tier.write == "through",
+        "disk_tier.write must be \"through\" below a pool"
+    );
+    let blocks = Blocks {
+        bytes: slot_bytes,
+        tokens: TOKENS,
+        fingerprint: xxh3_64(format!("blocks of other nodes in slots of {slot_bytes} bytes").as_bytes()),
+        host_slots: slots,
+        pages: compose::pages(settings),
+        instance: None,
+    };
+    let mut settings_of_pool = without_requests(settings)?;
+    if !has_disk {
+        settings_of_pool.disk_tier.capacity.0 = 0;
+    }
+    let opened = tiers::open(&settings_of_pool, &blocks, |_| {})?.context("store.pool has no slot")?;
+    let rails = rails::open_server(settings, opened.store.slab(), settings.store.listen)?;
     let counters = Arc::new(PoolCounters::default());
     let config = PoolConfig { lease: settings.store.lease, ..PoolConfig::default() };
-    let server = PoolServer::new(rails.bond, SlotPool::new(slab), config, Arc::clone(&counters))?;
+    let blocks = StorePool::new(Arc::clone(&opened.store));
+    let server = PoolServer::new(rails.bond, blocks, config, Arc::clone(&counters))?;
     let service = PoolService::start(server, rails::thread_policy(settings)?)?;
     println!(
         "A pool of {slots} slots of {}; one of these goes into `remote_tier.nodes`:",
@@ -115,34 +138,42 @@ fn pool(settings: &Settings) -> Result<(PoolService, Arc<PoolCounters>)> {
     for address in rails.address.notation() {
         println!("  \"{}={address}\"", settings.store.name);
     }
-    Ok((service, counters))
+    let [_, disk_slots] = opened.store.slots();
+    if disk_slots > 0 {
+        println!("Below it a disk of {disk_slots} slots, with {} blocks from before", opened.survivors.len());
+    }
+    Ok(Pool { service, counters, store: opened.store, tiers: opened.counters })
+}
+
+/// The settings of a store that nobody asks for plans: neither values nor the blocks of a pool have tenants or conversations here.
+fn without_requests(settings: &Settings) -> Result<Settings> {
+    ensure!(
+        settings.remote_tier.nodes.is_empty() && settings.object_tier.url.is_empty(),
+        "remote_tier and object_tier are for workers: what `kvasir store` keeps stays on this node"
+    );
+    let is_each_written = settings.disk_tier.capacity.0 == 0 || settings.disk_tier.write_frequency == 1;
+    ensure!(
+        is_each_written,
+        "disk_tier.write_frequency must be 1 for `kvasir store`: each value or block is given once"
+    );
+    let mut settings = settings.clone();
+    settings.host_tier.tenant_share = 1.0;
+    settings.host_tier.prefetch = false;
+    Ok(settings)
 }
 
 async fn values(settings: &Settings) -> Result<(Server<StoredValues>, Arc<Store>, TierCounters)> {
     let slot_bytes = settings.store.slot.0 as usize;
-    ensure!(
-        settings.remote_tier.nodes.is_empty() && settings.object_tier.url.is_empty(),
-        "remote_tier and object_tier are for workers: values of the Redis protocol stay on this node"
-    );
-    ensure!(
-        settings.disk_tier.write_frequency == 1,
-        "disk_tier.write_frequency must be 1 for the Redis protocol: each SET is new"
-    );
     let blocks = Blocks {
         bytes: slot_bytes,
-        quantised: None,
         tokens: TOKENS,
         fingerprint: xxh3_64(format!("named values in slots of {slot_bytes} bytes").as_bytes()),
         host_slots: settings.host_tier.capacity.0 as usize / slot_bytes,
         pages: compose::pages(settings),
         instance: None,
     };
-    // Values have no tenants, and no conversations.
-    let mut settings_of_values = settings.clone();
-    settings_of_values.host_tier.tenant_share = 1.0;
-    settings_of_values.host_tier.prefetch = false;
     // They are not announced anywhere.
-    let opened = tiers::open(&settings_of_values, &blocks, |_| {})?
+    let opened = tiers::open(&without_requests(settings)?, &blocks, |_| {})?
         .context("store.resp is set, and host_tier.capacity holds not even one store.slot")?;
     let config = resp_config(settings)?;
     let values = StoredValues::new(Arc::clone(&opened.store), slot_bytes, opened.survivors);
@@ -209,10 +240,12 @@ fn renamed(settings: &[String]) -> Result<Vec<(String, String)>> {
 }
 
 fn health(running: &Running) -> (StatusCode, &'static str) {
-    if running.pool.as_ref().is_some_and(|(service, _)| service.has_stopped()) {
+    if running.pool.as_ref().is_some_and(|pool| pool.service.has_stopped()) {
         return (StatusCode::SERVICE_UNAVAILABLE, "the pool's thread has ended");
     }
-    if running.values.as_ref().is_some_and(|(store, ..)| !store.is_alive()) {
+    let of_pool = running.pool.as_ref().map(|pool| &pool.store);
+    let stores = running.values.as_ref().map(|(store, ..)| store).into_iter().chain(of_pool);
+    if stores.into_iter().any(|store| !store.is_alive()) {
         return (StatusCode::SERVICE_UNAVAILABLE, "the store's thread has ended");
     }
     (StatusCode::OK, "ok")
@@ -220,9 +253,14 @@ fn health(running: &Running) -> (StatusCode, &'static str) {
 
 fn metrics(running: &Running) -> String {
     let mut out = String::new();
-    if let Some((_, counters)) = &running.pool {
-        for (name, help, value) in counters.snapshot() {
+    if let Some(pool) = &running.pool {
+        for (name, help, value) in pool.counters.snapshot() {
             exposition::metric(&mut out, &format!("kvasir_pool_{name}"), help, value);
+        }
+        // With values in the process these names are theirs.
+        if running.values.is_none() {
+            worker_role::store_metrics(&mut out, &pool.store);
+            pool.tiers.render(&mut out);
         }
     }
     if let Some((store, tiers, resp)) = &running.values {

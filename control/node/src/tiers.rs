@@ -20,7 +20,6 @@ use kvstore_io::uring;
 use kvstore_nvme::spdk::{SpdkConfig, SpdkEngine};
 use kvstore_nvme::{NvmeConfig, NvmeEngine, PciAddress};
 use kvstore_object::ObjectCounters;
-use kvstore_quantise::QuantisedLayout;
 use kvstore_remote::RemoteCounters;
 use kvstore_store::far::object::{ObjectTier, ObjectTierConfig};
 use kvstore_store::far::remote::{RemoteTier, RemoteTierConfig};
@@ -38,10 +37,8 @@ const BLOCK_BYTES: usize = 4096;
 
 /// What is to be stored.
 pub(crate) struct Blocks<'a> {
-    /// Bytes of one, as it is kept.
+    /// Bytes of one.
     pub(crate) bytes: usize,
-    /// How that is; `None`: as it is.
-    pub(crate) quantised: Option<QuantisedLayout>,
     /// Tokens of one.
     pub(crate) tokens: u32,
     /// Of model, weights and layout.
@@ -112,7 +109,6 @@ pub(crate) fn open(
     let config = StoreConfig {
         disk_write: if settings.disk_tier.write == "back" { WriteMode::Back } else { WriteMode::Through },
         others_deadline: others_deadline(settings),
-        quantised: blocks.quantised,
         tenant_share: tier.tenant_share,
         prefetch: tier.prefetch.then_some(ReturnConfig {
             prefetch_chance: tier.prefetch_chance,

@@ -76,13 +76,11 @@ async fn work(
         notices.transfer_notice(notice)
     })?;
 
-    let quantised = compose::quantised(settings, &layout)?;
-    let format = xxh3_64(settings.host_tier.format.as_bytes());
     let blocks = Blocks {
-        bytes: compose::kept_bytes(settings, &layout),
-        quantised,
+        bytes: layout.block_bytes(),
         tokens: layout.tokens,
-        fingerprint: model.fingerprint() ^ layout.fingerprint() ^ format,
+        // Blocks were once kept in several formats; these are `plain`.
+        fingerprint: model.fingerprint() ^ layout.fingerprint() ^ xxh3_64(b"plain"),
         host_slots: compose::host_blocks(settings, &layout),
         pages: compose::pages(settings),
         instance,

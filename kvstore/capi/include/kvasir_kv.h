@@ -31,7 +31,7 @@
  * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds
  * at most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the
  * disk, kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses
- * kvasir_kv_submit, kvasir_kv_submit_transfer, kvasir_kv_plan_prompt, kvasir_kv_observe_prefill, the functions of hand-offs (which wait only while their thread has 16384
+ * kvasir_kv_submit, kvasir_kv_submit_transfer, kvasir_kv_plan_prompt, kvasir_kv_observe_prefill, kvasir_kv_conversation, the functions of hand-offs (which wait only while their thread has 16384
  * commands to take) and kvasir_kv_poll, which do not wait (poll as long as it is told to); as
  * many requests are under way at the disk as there are `queue.threads`, and for loads of several blocks up to eight
  * times as many.
@@ -113,6 +113,11 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   capacity = "1 GiB"          # memory of all slots; taken as it is used. At least one slot, at most the machine's
  *                               # or the control group's limit
  *   eviction = "s3-fifo"        # which block goes when one must: "s3-fifo" or "lru"
+ *   prefetch = true             # bring the blocks of an idle conversation (kvasir_kv_conversation) up from the slower tiers when it
+ *                               # is likely to go on: when the chance that it does within `prefetch_lead`, learnt from the
+ *                               # conversations before it, is at least `prefetch_chance`. At most a quarter of `capacity` ahead
+ *   prefetch_chance = 0.25      # 0 to 1
+ *   prefetch_lead = "1min"      # how long before a conversation goes on its blocks should be up; "1ms" to "1h"
  *   [disk_tier]
  *   capacity = "0 B"            # space of the files, taken at the first start; "0 B" is no disk; to "1024 TiB".
  *                               # A multiple of `segment`, or less than it and a multiple of 4 KiB
@@ -280,6 +285,9 @@ typedef struct kvasir_kv_statistics {
     uint64_t events_lost;    /* events that `queue.events` had no room for */
     uint64_t recomputed;     /* blocks that plans left to be computed although they were here, at each kvasir_kv_plan_prompt */
     uint64_t late;           /* blocks that the disk was asked for and did not give before the deadlines of their loads */
+    uint64_t prefetched;     /* blocks brought into memory because their conversations were likely to go on */
+    uint64_t prefetch_used;  /* of those, blocks whose conversations did */
+    uint64_t prefetch_wasted; /* of those, blocks whose conversations did not in time */
 } kvasir_kv_statistics;
 
 /*
@@ -509,6 +517,21 @@ int32_t kvasir_kv_plan_prompt(kvasir_kv *handle, const kvasir_kv_prompt *prompt,
  * `elapsed_us` are microseconds. 0 tokens or microseconds change nothing. OK, KVASIR_KV_INVALID_ARGUMENT or KVASIR_KV_INVALID_HANDLE.
  */
 int32_t kvasir_kv_observe_prefill(kvasir_kv *handle, uint64_t tokens, uint64_t context, uint64_t elapsed_us);
+
+/* What has become of a conversation. */
+typedef enum kvasir_kv_conversation_event {
+    KVASIR_KV_CONTINUED = 0, /* a prompt of it has come */
+    KVASIR_KV_IDLE = 1       /* its answer is complete: it waits for its user */
+} kvasir_kv_conversation_event;
+
+/*
+ * Tells of a conversation, so that the library learns when conversations go on and brings the blocks of one that is about to into
+ * memory before its prompt comes (`host_tier.prefetch`). `event` is one of kvasir_kv_conversation_event. IDLE: `identities` name the
+ * conversation's blocks from the first one on; the last of them stands for it. CONTINUED: the idle conversation whose last block is
+ * the latest of `identities` goes on; one name is enough for a caller who knows it. A hint: nothing is told of how it ends, and it is
+ * dropped when much waits, or when nothing is fetched ahead. OK, KVASIR_KV_INVALID_ARGUMENT or KVASIR_KV_INVALID_HANDLE.
+ */
+int32_t kvasir_kv_conversation(kvasir_kv *handle, uint32_t event, const uint8_t (*identities)[16], size_t count);
 
 /* How a transfer that was expected has ended. */
 typedef enum kvasir_kv_ending {

@@ -182,6 +182,12 @@ pub struct Statistics {
     pub recomputed: u64,
     /// Blocks that did not come within the time that their loads had.
     pub late: u64,
+    /// Blocks that were fetched ahead for conversations.
+    pub prefetched: u64,
+    /// Of those, blocks whose conversations went on.
+    pub prefetch_used: u64,
+    /// Of those, blocks whose conversations did not in time.
+    pub prefetch_wasted: u64,
 }
 
 /// A call that failed.

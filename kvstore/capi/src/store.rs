@@ -359,6 +359,9 @@ impl Backend for StoreBackend {
             events_lost: 0,
             recomputed: of("recomputed_blocks"),
             late: of("late_blocks"),
+            prefetched: of("prefetched_blocks"),
+            prefetch_used: of("prefetch_used_blocks"),
+            prefetch_wasted: of("prefetch_wasted_blocks"),
         }
     }
 

@@ -62,13 +62,14 @@ ASSERT_LAYOUT(group, sizeof(kvasir_kv_group) == 16 && offsetof(kvasir_kv_group, 
 ASSERT_LAYOUT(plan, sizeof(kvasir_kv_plan) == 16 && offsetof(kvasir_kv_plan, blocks) == 8);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
-ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 160 && offsetof(kvasir_kv_statistics, hits) == 24);
+ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 184 && offsetof(kvasir_kv_statistics, hits) == 24);
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
 ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
 ASSERT_LAYOUT(statistics_damaged, offsetof(kvasir_kv_statistics, damaged) == 104);
 ASSERT_LAYOUT(event, sizeof(kvasir_kv_event) == 24 && offsetof(kvasir_kv_event, tier) == 20);
 ASSERT_LAYOUT(statistics_far_written, offsetof(kvasir_kv_statistics, far_written) == 120);
 ASSERT_LAYOUT(statistics_late, offsetof(kvasir_kv_statistics, late) == 152);
+ASSERT_LAYOUT(statistics_prefetch_wasted, offsetof(kvasir_kv_statistics, prefetch_wasted) == 176);
 ASSERT_LAYOUT(handoff, sizeof(kvasir_kv_handoff) == 104 && offsetof(kvasir_kv_handoff, operation) == 8);
 ASSERT_LAYOUT(handoff_first_block, offsetof(kvasir_kv_handoff, first_block) == 12);
 ASSERT_LAYOUT(handoff_content, offsetof(kvasir_kv_handoff, content) == 16);
@@ -368,6 +369,12 @@ static void submitted(kvasir_kv *kv) {
     }
     CHECK(kvasir_kv_observe_prefill(kv, UINT64_MAX, 0, 1) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == 0 && plan.blocks == 0);
+    /* Conversations: no more than hints, which are checked. */
+    CHECK(kvasir_kv_conversation(kv, KVASIR_KV_IDLE, prompt.identities, prompt.count) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_conversation(kv, KVASIR_KV_CONTINUED, prompt.identities, 1) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_conversation(kv, 2, prompt.identities, 1) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_conversation(kv, KVASIR_KV_IDLE, prompt.identities, 0) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_conversation(kv, KVASIR_KV_IDLE, NULL, 1) == KVASIR_KV_INVALID_ARGUMENT);
     kvasir_kv_event events[4];
     CHECK(kvasir_kv_take_events(kv, events, 4, &count) == KVASIR_KV_OK && count == 0);
     CHECK(kvasir_kv_take_events(kv, events, 0, &count) == KVASIR_KV_INVALID_ARGUMENT);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
+use dataplane_memory::PageSize;
 use dataplane_rails::{
     PeerRole, RailsConfig, SharedKey, Transport, TransportRequest, fresh_seed, worker_socket,
 };
@@ -22,7 +22,11 @@ use dataplane_verbs::VerbsConfig;
 use engine::{Engine, Identity, Rig, name};
 use harness::{Random, seed};
 use kvasir_kv::{Event, Status, Transfer};
+use kvstore_catalog::PolicyKind;
+use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
+use kvstore_io::testing::{MemoryEngine, MemoryFiles};
 use kvstore_remote::{PoolConfig, PoolCounters, PoolServer, PoolService};
+use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, Store, StoreBuilder, StoreConfig, StorePool};
 
 const BLOCKS: usize = 64;
 /// A block of 12 planes; its slot of 20 KiB has the store's head before it.
@@ -35,6 +39,7 @@ struct Pool {
     _service: PoolService,
     counters: Arc<PoolCounters>,
     address: String,
+    store: Arc<Store>,
 }
 
 fn unique() -> u64 {
@@ -55,8 +60,26 @@ impl Pool {
 
     /// A pool whose socket has this name, which a node that is started again keeps.
     fn named(socket: &str, transport: Transport, slots: u32, slot_bytes: usize, listen: SocketAddr) -> Self {
-        let layout = SlabLayout { slot_bytes, slot_count: slots };
-        let slab = Arc::new(Slab::create("pool", layout, PageSize::Standard).expect("memory"));
+        Self::over(socket, transport, slots, slot_bytes, listen, None)
+    }
+
+    /// The same; its blocks outlive it on `disk`.
+    fn over(
+        socket: &str,
+        transport: Transport,
+        slots: u32,
+        slot_bytes: usize,
+        listen: SocketAddr,
+        disk: Option<DiskTier>,
+    ) -> Self {
+        let host = HostTier { slots, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+        let builder = StoreBuilder::new(StoreConfig::new(slot_bytes, 1), host).expect("memory");
+        let builder = match disk {
+            Some(disk) => builder.disk(disk),
+            None => builder,
+        };
+        let (store, _) = builder.start(|_| {}).expect("starts");
+        let store = Arc::new(store);
         let rails = RailsConfig {
             transports: vec![TransportRequest { transport, is_named: true }],
             role: PeerRole::Store,
@@ -76,13 +99,13 @@ impl Pool {
             bond: BondConfig { seed: fresh_seed(), ..BondConfig::default() },
             corrupt: None,
         };
-        let rails = dataplane_rails::open(&rails, &slab).expect("opens");
+        let rails = dataplane_rails::open(&rails, store.slab()).expect("opens");
         let address = rails.address.notation().remove(0);
         let counters = Arc::new(PoolCounters::default());
-        let server =
-            PoolServer::new(rails.bond, SlotPool::new(slab), PoolConfig::default(), Arc::clone(&counters));
+        let blocks = StorePool::new(Arc::clone(&store));
+        let server = PoolServer::new(rails.bond, blocks, PoolConfig::default(), Arc::clone(&counters));
         let service = PoolService::start(server.expect("a server"), ThreadPolicy::default()).expect("starts");
-        Self { _service: service, counters, address }
+        Self { _service: service, counters, address, store }
     }
 
     fn count(&self, name: &str) -> u64 {
@@ -228,6 +251,74 @@ fn a_pool_that_is_gone_is_a_miss_and_comes_back() {
     assert_eq!(two.load(of_two, &names, &blocks), (0, 20));
     (0..20).for_each(|block| assert_eq!(loaded.payload_now(block), saved.payload(block), "block {block}"));
     pool.wait("leases", |leases| leases == 0);
+}
+
+/// A disk of so many slots in memory, which outlives its tier.
+fn disk_over(files: &MemoryFiles) -> DiskTier {
+    let files = files.clone();
+    let open = move || {
+        let engine = Box::new(MemoryEngine::new(&files, 4096, 1 << 20, 64));
+        let config = DiskConfig {
+            slot_bytes: SLOT as u32,
+            meta_bytes_max: DISK_META_BYTES_MAX as u16,
+            operations_max: 32,
+            ..DiskConfig::default()
+        };
+        let areas = [Area { file: 0, offset: 0, bytes: DISK_BYTES as u64 }];
+        let (log, recovered, _) = DiskLog::open(config, &areas, engine, 77, Moment::now())?;
+        Ok((log, recovered))
+    };
+    let admission = AdmissionConfig { frequency_min: 1, ..AdmissionConfig::default() };
+    DiskTier { open: Box::new(open), depth: 16, eviction: PolicyKind::Lru, admission }
+}
+
+const DISK_BYTES: usize = 8 << 20;
+
+/// Three chains are found in a pool whose memory has room for one, by its disk; and again in a pool that starts over it.
+#[test]
+fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
+    let random = &mut Random(seed(2013));
+    let files = MemoryFiles::new(&[DISK_BYTES]);
+    let socket = format!("{}-disk-{}", std::process::id(), unique());
+    let start = |listen| Pool::over(&socket, Transport::Tcp, 60, SLOT, listen, Some(disk_over(&files)));
+    let pool = start(loopback(0));
+    let listen: SocketAddr =
+        pool.address.strip_prefix("tcp:").and_then(|text| text.parse().ok()).expect("an address");
+    let far = format!("{}group = 16\n", nodes(&[&pool]));
+    let (one, saved, of_one) = store(&far, random);
+    for round in 1..=3 {
+        let (names, blocks) = chain(round, 48);
+        assert_eq!(one.save(of_one, &names, &blocks), (0, 48));
+        pool.wait("registered_blocks", |count| count == 48 * round);
+        // Its memory is written through before others need it.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while pool.store.blocks()[1] < 48 * round {
+            assert!(Instant::now() < deadline, "{} blocks are on its disk", pool.store.blocks()[1]);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let read_all = |pool: &Pool, random: &mut Random| {
+        let (two, mut loaded, of_two) = store(&far, random);
+        for round in 1..=3 {
+            let (names, blocks) = chain(round, 48);
+            // The first time it is not connected yet.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while fetch(&two, &names, 0) < 48 {
+                assert!(Instant::now() < deadline && round == 1, "chain {round} is not found");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(two.load(of_two, &names, &blocks), (0, 48));
+            (0..48).for_each(|at| assert_eq!(loaded.payload_now(at), saved.payload(at), "block {at}"));
+        }
+        assert_eq!((two.statistics().far_read, two.statistics().damaged), (3 * 48, 0));
+        pool.wait("leases", |leases| leases == 0);
+    };
+    read_all(&pool, random);
+    pool.store.close();
+    drop(pool);
+    let pool = start(listen);
+    assert_eq!(pool.store.blocks(), [0, 3 * 48], "its memory begins empty");
+    read_all(&pool, random);
 }
 
 #[test]

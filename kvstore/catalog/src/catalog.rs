@@ -66,6 +66,8 @@ pub struct TierUsage {
     pub slots: u32,
     /// Free ones.
     pub free: u32,
+    /// Blocks that can be found, and those that are being evicted.
+    pub blocks: u32,
     /// Blocks that the policy could pick now.
     pub candidates: u32,
     /// Blocks evicted so far.

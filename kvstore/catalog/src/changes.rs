@@ -204,6 +204,7 @@ impl Catalog {
         Some(TierUsage {
             slots: locked.tier.records.len() as u32,
             free: locked.changes.free.len,
+            blocks: locked.changes.blocks,
             candidates,
             evicted_total: locked.changes.evicted_total,
             registered_total: locked.changes.registered_total,

@@ -92,7 +92,9 @@ impl Locked<'_> {
             }
         }
         self.check_accounts(&distinct);
-        self.in_states(&[State::Registered, State::Evicting]).count()
+        let indexed = self.in_states(&[State::Registered, State::Evicting]).count();
+        assert_eq!(self.changes.blocks as usize, indexed, "blocks");
+        indexed
     }
 
     fn check_accounts(&self, candidates: &HashSet<u32>) {

@@ -53,6 +53,8 @@ pub(crate) struct Changes {
     pub(crate) candidates: u32,
     pub(crate) evicted_total: u64,
     pub(crate) registered_total: u64,
+    /// Blocks that can be found or are being evicted.
+    pub(crate) blocks: u32,
 }
 
 /// A tier with its lock taken.
@@ -117,6 +119,7 @@ impl Tier {
                 candidates: 0,
                 evicted_total: 0,
                 registered_total: 0,
+                blocks: 0,
             }),
         }
     }
@@ -398,6 +401,11 @@ impl<'a> Locked<'a> {
         }
     }
 
+    fn unindex(&mut self, hash: u64, slot: u32) {
+        self.index.remove(hash, self.tier.number, slot);
+        self.changes.blocks -= 1;
+    }
+
     /// Ends an eviction: the slot becomes free. `false`: a child that was put back hangs on the block, which
     /// therefore stays.
     pub(crate) fn finish(&mut self, slot: u32) -> bool {
@@ -410,7 +418,7 @@ impl<'a> Locked<'a> {
             return false;
         }
         let hash = hash_halves(self.record(slot).halves());
-        self.index.remove(hash, self.tier.number, slot);
+        self.unindex(hash, slot);
         self.with_policy(|policy, field| policy.leave(field, slot, true));
         self.changes.evicted_total += 1;
         self.free(slot);
@@ -433,7 +441,7 @@ impl<'a> Locked<'a> {
         if doomed || self.tier.find(self.index, hash, identity).is_some() {
             // It was removed, or came in anew, while it was on its way out.
             if !doomed {
-                self.index.remove(hash, self.tier.number, slot);
+                self.unindex(hash, slot);
                 self.with_policy(|policy, field| policy.leave(field, slot, false));
             }
             self.free(slot);
@@ -478,6 +486,7 @@ impl<'a> Locked<'a> {
         self.adopt_orphans(slot);
         self.fresh = slot;
         self.changes.registered_total += 1;
+        self.changes.blocks += 1;
         self.changes.last = slot;
         Ok(())
     }
@@ -516,7 +525,7 @@ impl<'a> Locked<'a> {
         let hash = hash_halves(self.record(slot).halves());
         match self.record(slot).state() {
             State::Registered => {
-                self.index.remove(hash, self.tier.number, slot);
+                self.unindex(hash, slot);
                 let parked = self.node(slot).place == Place::Parked;
                 self.unlink(slot, if parked { Place::Parked } else { Place::Away });
                 self.detach(slot);
@@ -528,7 +537,7 @@ impl<'a> Locked<'a> {
                 }
             }
             State::Evicting => {
-                self.index.remove(hash, self.tier.number, slot);
+                self.unindex(hash, slot);
                 self.with_policy(|policy, field| policy.leave(field, slot, false));
                 self.record(slot).doom_evicting();
             }

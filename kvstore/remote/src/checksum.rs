@@ -1,21 +1,31 @@
-//! xxh3-64 of a block's bytes, seeded with the low 64 bits of its identity: the right bytes under the wrong name are
-//! as wrong as wrong bytes.
+//! The checksum that goes with a block from node to node: that of its bytes (`dataplane-checksum`, which the store of whoever made the
+//! block has taken, or a GPU), exclusive or a word made of its identity. The right bytes under the wrong name are as wrong as wrong
+//! bytes, and whoever knows the one checksum knows the other without reading the block again.
 //!
 //! Peers can write to the slab while we read, so bytes are copied into a private buffer first; the copy stays in
 //! the L1 cache. A [`Verifier`] does a bounded piece of a block at a time, so that one block of several MiB does
 //! not hold up the thread that also answers.
 
+use dataplane_checksum::{LANE_BYTES, Sum};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use xxhash_rust::xxh3::Xxh3;
 
 const CHUNK_BYTES: usize = 8 << 10;
+
+/// The checksum of a block's bytes with its name in it, from the one without. Its own inverse.
+#[must_use]
+pub fn named(checksum: u64, identity: &BlockIdentity) -> u64 {
+    // Bijections of a word (SplitMix64's finish): names that differ in these 64 bits give different words.
+    let mixed = identity.short().wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    checksum ^ mixed ^ mixed >> 31
+}
 
 /// The checksum of the first `bytes` bytes of `slot`, as the block `identity`. Panics when the slot is smaller.
 #[must_use]
 pub fn checksum(identity: &BlockIdentity, slot: &SlotRef, bytes: usize) -> u64 {
-    let mut verifier = Verifier::default();
-    let mut budget = usize::MAX;
+    let (mut verifier, mut budget) = (Verifier::default(), usize::MAX);
     loop {
         if let Some(sum) = verifier.advance(identity, slot, bytes, &mut budget) {
             return sum;
@@ -23,39 +33,17 @@ pub fn checksum(identity: &BlockIdentity, slot: &SlotRef, bytes: usize) -> u64 {
     }
 }
 
-/// The checksum of a block whose bytes are handed over in pieces, in their order.
-pub struct BlockHasher(Xxh3);
-
-impl BlockHasher {
-    /// The checksum of a block of which nothing was handed over yet.
-    #[must_use]
-    pub fn new(identity: &BlockIdentity) -> Self {
-        Self(Xxh3::with_seed(identity.short()))
-    }
-
-    /// Adds the next bytes.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The checksum of what was handed over.
-    #[must_use]
-    pub fn finish(&self) -> u64 {
-        self.0.digest()
-    }
-}
-
 /// A checksum in the making, of one block at a time.
 #[derive(Default)]
 pub(crate) struct Verifier {
-    hasher: Option<BlockHasher>,
+    sum: Sum,
     at: usize,
 }
 
 impl Verifier {
     /// Forgets the block it was at.
     pub(crate) fn reset(&mut self) {
-        self.hasher = None;
+        *self = Self::default();
     }
 
     /// Goes on with the block; takes what it reads off the budget. The sum, once the block is done.
@@ -66,24 +54,20 @@ impl Verifier {
         bytes: usize,
         budget: &mut usize,
     ) -> Option<u64> {
-        if self.hasher.is_none() {
-            self.at = 0;
-        }
-        let hasher = self.hasher.get_or_insert_with(|| BlockHasher::new(identity));
         let mut chunk = [0; CHUNK_BYTES];
         while self.at < bytes && *budget > 0 {
             let len = CHUNK_BYTES.min(bytes - self.at);
             slot.slab().read(slot.slot(), self.at, &mut chunk[..len]);
-            hasher.update(&chunk[..len]);
+            self.sum.add((self.at / LANE_BYTES) as u64, &chunk[..len]);
             self.at += len;
             *budget = budget.saturating_sub(len);
         }
         if self.at < bytes {
             return None;
         }
-        let sum = hasher.finish();
-        self.hasher = None;
-        Some(sum)
+        let sum = self.sum.seal(bytes as u64);
+        self.reset();
+        Some(named(sum, identity))
     }
 }
 
@@ -103,10 +87,11 @@ mod tests {
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at * 31 + at / 251) as u8).collect();
         slot.slab().write(slot.slot(), 0, &bytes);
         let (one, other) = (BlockIdentity([1; 16]), BlockIdentity([2; 16]));
-        let expected = xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, one.short());
+        let expected = named(dataplane_checksum::checksum(&bytes), &one);
         assert_eq!(checksum(&one, &slot, 100_000), expected);
         assert_ne!(checksum(&other, &slot, 100_000), expected);
         assert_ne!(checksum(&one, &slot, 99_999), expected);
+        assert_eq!(named(expected, &one), dataplane_checksum::checksum(&bytes));
         let (mut verifier, mut steps) = (Verifier::default(), 0);
         let sum = loop {
             steps += 1;
@@ -116,5 +101,11 @@ mod tests {
         };
         assert_eq!(sum, expected);
         assert_eq!(steps, 7, "two chunks of 8 KiB a step");
+        // One bit, wherever it is.
+        for at in [0, 7, 8191, 8192, 50_001, 99_999] {
+            slot.slab().write(slot.slot(), at, &[bytes[at] ^ 0x80]);
+            assert_ne!(checksum(&one, &slot, 100_000), expected, "byte {at}");
+            slot.slab().write(slot.slot(), at, &bytes[at..=at]);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Another node's host memory as a tier of KV blocks, over the data plane.
 //!
-//! * [`PoolServer`] serves the slots of one slab: it tells clients where blocks lie, for as long as they hold a
+//! * [`PoolServer`] serves blocks in the slots of one slab ([`PoolBlocks`]): it tells clients where blocks lie, for as long as they hold a
 //!   lease, grants slots to write into and registers what was written once its checksum is right.
 //!   [`PoolService`] runs one on a thread.
 //! * [`RemotePool`] is a client of many such nodes: it finds the node of a block without asking anybody
@@ -8,7 +8,7 @@
 //!   verifies every block before it counts.
 //!
 //! Invariants:
-//! 1. A block counts only after the checksum of the bytes here, seeded with its identity, was right. Whatever
+//! 1. A block counts only after the checksum of the bytes here, with its identity in it, was right. Whatever
 //!    the wire, a stale lease or a peer does, the worst is a miss.
 //! 2. A slot that a peer was told of is not reused until the peer gave it back (release, commit) or its
 //!    connection has ended. An expired lease therefore ends the connection first (see `server::leases`).
@@ -32,7 +32,7 @@ mod sketch;
 mod wire;
 
 pub use breaker::BreakerState;
-pub use checksum::{BlockHasher, checksum};
+pub use checksum::{checksum, named};
 pub use client::{
     Outcome, PoolNode, Refusal, Refused, RemotePool, StoreBlock, StoreResult, Ticket, Verified,
 };
@@ -40,7 +40,7 @@ pub use config::{PoolConfig, RemoteConfig};
 pub use error::RemoteError;
 pub use metrics::{NodeCounters, PoolCounters, RemoteCounters};
 pub use placement::{NodeId, Placement, group_of};
-pub use server::PoolServer;
+pub use server::{Answer, LookedUp, PoolBlocks, PoolLevels, PoolServer, Readable, Writable};
 pub use service::PoolService;
 pub use wire::{BLOCKS_PER_MESSAGE_MAX, Description};
 

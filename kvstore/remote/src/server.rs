@@ -5,79 +5,95 @@
 //! events and so many bytes verified. Reads and writes of blocks are one-sided and cost this thread nothing over
 //! RDMA or shared memory (over TCP its fabric carries them).
 
+mod blocks;
 mod leases;
 mod sessions;
 mod storing;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use dataplane_fabric::wait::Bell;
 use dataplane_fabric::{Event, Fabric, PeerId};
-use dataplane_memory::{LeaseTable, SlotPool, SlotRef};
+use dataplane_memory::LeaseTable;
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::PoolCatalog as Catalog;
 
 use crate::checksum::Verifier;
 use crate::metrics::{add, set};
-use crate::wire::{Description, FoundBlock, Message};
+use crate::wire::{FoundBlock, Message};
 use crate::{PoolConfig, PoolCounters, RemoteError};
-use leases::{Held, LeaseName};
+pub use blocks::{Answer, LookedUp, PoolBlocks, PoolLevels, Readable, Writable};
+use leases::{Fenced, Held, LeaseName};
 use sessions::Session;
-use storing::{Committing, Job};
+use storing::{Committing, Job, Registering};
 
-/// One node's slots, blocks and clients.
-pub struct PoolServer<F> {
+/// How often the levels of the blocks are published while there is work, and once when there is none any more: they take a lock.
+const LEVELS_EVERY: Duration = Duration::from_millis(1);
+
+/// A look-up whose blocks are being brought into memory.
+struct Asked {
+    peer: PeerId,
+    request: u64,
+    /// Blocks that were asked for.
+    wanted: usize,
+}
+
+/// One node's blocks and clients.
+pub struct PoolServer<F, B: PoolBlocks> {
     fabric: F,
     config: PoolConfig,
     counters: Arc<PoolCounters>,
-    pool: Arc<SlotPool>,
-    catalog: Catalog,
-    /// What is in each slot, by its index; of use only for slots that the catalog names.
-    described: Vec<Description>,
-    leases: LeaseTable<LeaseName, PeerId, Held>,
+    blocks: B,
+    leases: LeaseTable<LeaseName, PeerId, Held<B>>,
     next_id: u64,
     /// No lease expires before this.
     next_expiry: Option<Instant>,
     /// Blocks that somebody is writing, or that wait to be verified.
     pending: HashSet<BlockIdentity>,
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<Job<B>>,
+    /// Look-ups that are answered later, by their questions. Each counts as a lease of its client.
+    asked: HashMap<u64, Asked>,
+    /// Blocks that become known later, by their questions.
+    registering: HashMap<u64, Registering>,
     suspects: usize,
     verifier: Verifier,
     committing: HashMap<u64, Committing>,
     /// Slots of expired leases, until their client's connection has ended.
-    fenced: HashMap<PeerId, Vec<SlotRef>>,
+    fenced: HashMap<PeerId, Vec<Fenced<B>>>,
     sessions: HashMap<PeerId, Session>,
     /// Clients with messages that found no room.
     backlog: Vec<PeerId>,
     /// Kept for its capacity.
     events: Vec<Event>,
+    /// When the levels were last published, and whether something has happened since.
+    published: Option<Instant>,
+    is_changed: bool,
 }
 
-impl<F: Fabric> PoolServer<F> {
-    /// A node without blocks. `fabric` must be one over the slab of `pool`.
+impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
+    /// A node with these blocks, over whose slab `fabric` must be.
     pub fn new(
         fabric: F,
-        pool: Arc<SlotPool>,
+        blocks: B,
         config: PoolConfig,
         counters: Arc<PoolCounters>,
     ) -> Result<Self, RemoteError> {
         config.check()?;
-        let nothing = Description { parent: BlockIdentity([0; 16]), bytes: 0, checksum: 0, meta: 0 };
-        let slots = pool.slot_count();
-        set(&counters.slots, slots);
+        set(&counters.slots, blocks.levels().slots);
         Ok(Self {
             fabric,
             config,
             counters,
-            catalog: Catalog::with_capacity(slots),
-            described: vec![nothing; slots],
-            pool,
+            blocks,
             leases: LeaseTable::new(config.leases_max),
             next_id: 1,
             next_expiry: None,
             pending: HashSet::new(),
             jobs: VecDeque::new(),
+            asked: HashMap::new(),
+            registering: HashMap::new(),
             suspects: 0,
             verifier: Verifier::default(),
             committing: HashMap::new(),
@@ -85,6 +101,8 @@ impl<F: Fabric> PoolServer<F> {
             sessions: HashMap::new(),
             backlog: Vec::new(),
             events: Vec::with_capacity(config.poll_budget),
+            published: None,
+            is_changed: true,
         })
     }
 
@@ -97,10 +115,22 @@ impl<F: Fabric> PoolServer<F> {
             self.digest(event, now);
         }
         self.events = events;
+        while let Some(answer) = self.blocks.next_answer() {
+            work += 1;
+            match answer {
+                Answer::Found { question, blocks } => self.found_later(question, blocks, now),
+                Answer::Registered { question, is_kept } => self.registered_later(question, is_kept),
+            }
+        }
         work += self.verify();
         self.expire(now);
         self.fabric.flush();
-        self.publish_levels();
+        self.is_changed |= work > 0;
+        let is_due = self.published.is_none_or(|last| now.saturating_duration_since(last) >= LEVELS_EVERY);
+        if self.is_changed && (work == 0 || is_due) {
+            self.publish_levels();
+            (self.published, self.is_changed) = (Some(now), false);
+        }
         work
     }
 
@@ -112,6 +142,17 @@ impl<F: Fabric> PoolServer<F> {
     /// The fabric, to prepare it for a wait.
     pub fn fabric_mut(&mut self) -> &mut F {
         &mut self.fabric
+    }
+
+    /// Rings the bell when the blocks have an answer ([`PoolServer::has_answers`]).
+    pub fn set_bell(&mut self, bell: Arc<Bell>) {
+        self.blocks.set_bell(bell);
+    }
+
+    /// Whether an answer of the blocks waits to be taken in.
+    #[must_use]
+    pub fn has_answers(&self) -> bool {
+        self.blocks.has_answers()
     }
 
     /// When something happens by itself next.
@@ -132,14 +173,16 @@ impl<F: Fabric> PoolServer<F> {
         self.leases.is_empty()
             && self.fenced.is_empty()
             && self.jobs.is_empty()
+            && self.asked.is_empty()
+            && self.registering.is_empty()
             && self.pending.is_empty()
             && self.committing.is_empty()
     }
 
-    /// Blocks that can be found.
+    /// Blocks in memory that can be found.
     #[must_use]
     pub fn block_count(&self) -> usize {
-        self.catalog.len()
+        self.blocks.levels().blocks
     }
 
     /// What has happened so far.
@@ -179,11 +222,12 @@ impl<F: Fabric> PoolServer<F> {
             Message::Commit { request, written } => return self.commit(peer, request, written),
             Message::Suspect { chain } => chain.iter().for_each(|identity| self.suspect(identity)),
             Message::Stats { request } => {
+                let levels = self.blocks.levels();
                 let load = Message::Load {
                     request,
-                    slots: self.pool.slot_count() as u32,
-                    free: self.pool.free_count() as u32,
-                    blocks: self.catalog.len() as u32,
+                    slots: levels.slots as u32,
+                    free: levels.free as u32,
+                    blocks: levels.blocks as u32,
                     leases: self.leases.len() as u32,
                     verifying: self.jobs.len() as u32,
                 };
@@ -202,27 +246,57 @@ impl<F: Fabric> PoolServer<F> {
         if !self.has_room_for_lease(peer) {
             return self.send(peer, &Message::Busy { request });
         }
-        let mut slots = Vec::new();
-        let found = self.catalog.match_prefix(chain, &mut slots);
+        let question = self.next_id;
+        self.next_id += 1;
+        match self.blocks.look_up(question, chain) {
+            LookedUp::Now(blocks) => self.answer_look_up(peer, request, chain.len(), blocks, now),
+            LookedUp::Later => {
+                self.asked.insert(question, Asked { peer, request, wanted: chain.len() });
+                if let Some(session) = self.sessions.get_mut(&peer) {
+                    session.leases += 1;
+                }
+            }
+        }
+    }
+
+    /// The blocks of a look-up have been brought into memory, as far as they came. A client that has gone hears of nothing.
+    fn found_later(&mut self, question: u64, blocks: Vec<Readable<B::Reading>>, now: Instant) {
+        let Some(Asked { peer, request, wanted }) = self.asked.remove(&question) else { return };
+        self.forget_one(peer);
+        if self.has_room_for_lease(peer) {
+            self.answer_look_up(peer, request, wanted, blocks, now);
+        } else {
+            self.send(peer, &Message::Busy { request });
+        }
+    }
+
+    fn answer_look_up(
+        &mut self,
+        peer: PeerId,
+        request: u64,
+        wanted: usize,
+        blocks: Vec<Readable<B::Reading>>,
+        now: Instant,
+    ) {
         add(&self.counters.look_ups, 1);
-        add(&self.counters.hit_blocks, found);
-        add(&self.counters.missed_blocks, chain.len() - found);
-        let blocks: Vec<FoundBlock> = slots
-            .iter()
-            .map(|slot| FoundBlock {
-                slot: slot.slot(),
-                generation: slot.generation(),
-                description: self.described[slot.slot() as usize],
-            })
-            .collect();
-        let lease = if found > 0 { self.lease_out(peer, slots, now) } else { 0 };
+        add(&self.counters.hit_blocks, blocks.len());
+        add(&self.counters.missed_blocks, wanted.saturating_sub(blocks.len()));
+        let found = |block: &Readable<B::Reading>| FoundBlock {
+            slot: block.slot.slot(),
+            generation: block.slot.generation(),
+            description: block.description,
+        };
+        let found: Vec<FoundBlock> = blocks.iter().map(found).collect();
+        let lease = if found.is_empty() { 0 } else { self.lease_out(peer, blocks, now) };
         let lease_ms = self.config.lease.as_millis() as u32;
-        self.send(peer, &Message::Found { request, lease, lease_ms, blocks });
+        self.send(peer, &Message::Found { request, lease, lease_ms, blocks: found });
     }
 
     fn publish_levels(&self) {
-        set(&self.counters.free_slots, self.pool.free_count());
-        set(&self.counters.blocks, self.catalog.len());
+        let levels = self.blocks.levels();
+        set(&self.counters.free_slots, levels.free);
+        set(&self.counters.blocks, levels.blocks);
+        self.counters.evicted_blocks.store(levels.evicted, Ordering::Relaxed);
         set(&self.counters.leases, self.leases.len());
         set(&self.counters.fenced_slots, self.fenced.values().map(Vec::len).sum());
         set(&self.counters.verifying_blocks, self.jobs.len());

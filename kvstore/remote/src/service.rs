@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use dataplane_fabric::Fabric;
 use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 
-use crate::{PoolCounters, PoolServer, RemoteError};
+use crate::{PoolBlocks, PoolCounters, PoolServer, RemoteError};
 
 const RETRY_FULL_AFTER: Duration = Duration::from_millis(1);
 
@@ -28,11 +28,12 @@ pub struct PoolService {
 
 impl PoolService {
     /// Starts the thread.
-    pub fn start<F: Fabric + Send + 'static>(
-        mut server: PoolServer<F>,
+    pub fn start<F: Fabric + Send + 'static, B: PoolBlocks + Send + 'static>(
+        mut server: PoolServer<F, B>,
         policy: ThreadPolicy,
     ) -> Result<Self, RemoteError> {
         let bell = Bell::new().map_err(|error| RemoteError::System { operation: "eventfd", error })?;
+        server.set_bell(Arc::clone(&bell));
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), bell });
         let counters = Arc::clone(server.counters());
         let seen = Arc::clone(&stop);
@@ -67,14 +68,15 @@ impl Drop for PoolService {
     }
 }
 
-fn run<F: Fabric>(server: &mut PoolServer<F>, stop: &Stop, mut waiter: Waiter) {
+fn run<F: Fabric, B: PoolBlocks>(server: &mut PoolServer<F, B>, stop: &Stop, mut waiter: Waiter) {
     // Acquire: pairs with the release in `drop`.
     while !stop.asked.load(Ordering::Acquire) {
         if server.poll(Instant::now()) > 0 {
             waiter.worked();
         } else if !waiter.polls_on() {
             waiter.announce();
-            if !stop.asked.load(Ordering::Acquire) && server.fabric_mut().prepare_wait() {
+            let may_sleep = !stop.asked.load(Ordering::Acquire) && !server.has_answers();
+            if may_sleep && server.fabric_mut().prepare_wait() {
                 // The other end of a full queue does not ring: look again soon.
                 let retry = server.has_backlog().then(|| Instant::now() + RETRY_FULL_AFTER);
                 let until = server.next_deadline().into_iter().chain(retry).min();

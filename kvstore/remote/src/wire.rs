@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use fields::{Field, get_list, put_list};
 
 /// Raised when a message changes its meaning.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Blocks that one message may name: the bits of a `u64` in `Message::Commit`.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 64;
 const SUM_BYTES: usize = 8;

@@ -15,7 +15,7 @@ use kvstore_remote::{
     Outcome, PoolConfig, PoolCounters, PoolNode, PoolServer, PoolService, RemoteConfig, RemoteCounters,
     RemotePool, StoreResult,
 };
-use rig::{block, chain, counted, is_right, slots};
+use rig::{MemoryBlocks, block, chain, counted, is_right, slots};
 
 const SLOT_BYTES: usize = 256 << 10;
 const BLOCKS: usize = 100;
@@ -31,7 +31,7 @@ fn serve_with<F: Fabric + Send + 'static>(
     config: PoolConfig,
 ) -> PoolService {
     let counters = Arc::new(PoolCounters::default());
-    let server = PoolServer::new(fabric, Arc::clone(pool), config, counters).expect("server");
+    let server = PoolServer::new(fabric, MemoryBlocks::new(pool), config, counters).expect("server");
     PoolService::start(server, ThreadPolicy::default()).expect("thread")
 }
 

@@ -68,7 +68,7 @@ pub struct StoreBuilder {
 impl StoreBuilder {
     /// Takes the host tier's memory.
     pub fn new(config: StoreConfig, host: HostTier) -> Result<Self, StoreError> {
-        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages, config.quantised)?;
+        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages)?;
         let (sender, inbox) = unbounded();
         Ok(Self {
             config,
@@ -114,7 +114,7 @@ impl StoreBuilder {
     }
 
     /// Lets pools lie in a device's memory: blocks go there and come from there through `copier`, which must reach the
-    /// host tier's memory ([`StoreBuilder::slab`]). Blocks of such a pool are kept as they are, not quantised.
+    /// host tier's memory ([`StoreBuilder::slab`]).
     #[must_use]
     pub fn copier(mut self, copier: Box<dyn Copier>) -> Self {
         self.copier = Some(copier);

@@ -1,7 +1,6 @@
 use std::time::Duration;
 
 use kvstore_plan::{BandwidthLimit, ReturnConfig, TIERS};
-use kvstore_quantise::QuantisedLayout;
 
 /// When a block is written to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -16,10 +15,8 @@ pub enum WriteMode {
 /// How the store behaves.
 #[derive(Debug, Clone)]
 pub struct StoreConfig {
-    /// Longest block as it is kept, in bytes.
+    /// Longest block, in bytes.
     pub block_bytes: usize,
-    /// How blocks of the worker's pool are kept; `None`: as they are. `block_bytes` is then [`QuantisedLayout::bytes`].
-    pub quantised: Option<QuantisedLayout>,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// When blocks are written to the disk.
@@ -40,7 +37,6 @@ impl StoreConfig {
     pub fn new(block_bytes: usize, block_tokens: u32) -> Self {
         Self {
             block_bytes,
-            quantised: None,
             block_tokens,
             disk_write: WriteMode::Through,
             others_deadline: Duration::from_millis(200),

@@ -5,12 +5,15 @@
 //! is trusted.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use dataplane_checksum::{LANE_BYTES, Sum};
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
+use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Filling, Lease};
-use kvstore_quantise::QuantisedLayout;
 use xxhash_rust::xxh3::Xxh3;
+
+use crate::far::DeliveredSum;
 
 /// Whole lanes of the checksum.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -19,27 +22,32 @@ pub(crate) const SLOT_ALIGNMENT: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct HostMemory {
-    /// How blocks of the worker's pool are kept; `None`: as they are.
-    quantised: Option<QuantisedLayout>,
     slab: Arc<Slab>,
     /// A reference to each slot, by number; they are never given back.
     slots: Vec<SlotRef>,
+    /// What is kept of the description of the block in each slot for readers on other threads. Relaxed throughout: both are
+    /// written before the block is registered, and read by holders of a lease.
+    notes: Vec<Note>,
+}
+
+#[derive(Debug, Default)]
+struct Note {
+    /// The block's place in its chain.
+    position: AtomicU32,
+    /// The first bytes of what its owner keeps with it.
+    word: AtomicU64,
 }
 
 impl HostMemory {
-    /// Memory for `slot_count` blocks of at most `block_bytes`, as they are kept.
-    pub(crate) fn new(
-        block_bytes: usize,
-        slot_count: u32,
-        pages: PageSize,
-        quantised: Option<QuantisedLayout>,
-    ) -> Result<Self, MemoryError> {
+    /// Memory for `slot_count` blocks of at most `block_bytes`.
+    pub(crate) fn new(block_bytes: usize, slot_count: u32, pages: PageSize) -> Result<Self, MemoryError> {
         let layout = SlabLayout { slot_bytes: block_bytes.next_multiple_of(SLOT_ALIGNMENT), slot_count };
         let slab = Arc::new(Slab::create("kvasir-host-tier", layout, pages)?);
         let pool = SlotPool::new(Arc::clone(&slab));
         let mut slots: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
         slots.sort_unstable_by_key(SlotRef::slot);
-        Ok(Self { quantised, slab, slots })
+        let notes = slots.iter().map(|_| Note::default()).collect();
+        Ok(Self { slab, slots, notes })
     }
 
     pub(crate) fn slot_count(&self) -> usize {
@@ -50,31 +58,27 @@ impl HostMemory {
         &self.slab
     }
 
+    /// Notes what the block is that is going to be registered in a slot.
+    pub(crate) fn note(&self, slot: u32, position: u32, meta: &[u8]) {
+        let note = &self.notes[slot as usize];
+        let word = meta.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+        note.position.store(position, Ordering::Relaxed);
+        note.word.store(word, Ordering::Relaxed);
+    }
+
     /// Another reference to a slot, for a read or write that is under way.
     pub(crate) fn slot(&self, slot: u32) -> &SlotRef {
         &self.slots[slot as usize]
     }
 
-    /// Copies a block in; returns its length here and its checksum, taken from what arrived. `None`: it cannot be kept
-    /// (quantised, and it holds numbers that are not finite).
+    /// Copies a block in; returns its length and its checksum, taken from what arrived. `None`: it is larger than a slot.
     pub(crate) fn copy_in(&self, slot: u32, source: &SlotRef) -> Option<(usize, u64)> {
-        let Some(quantised) = &self.quantised else {
-            let bytes = source.slab().layout().slot_bytes;
-            if bytes > self.slab.layout().slot_bytes {
-                return None;
-            }
-            self.slab.copy_from(source.slab(), (source.slot(), 0), (slot, 0), bytes);
-            return Some((bytes, checksum(&self.slab, slot, bytes)));
-        };
-        let mut plain = vec![0; quantised.layout().block_bytes()];
-        if plain.len() > source.slab().layout().slot_bytes {
+        let bytes = source.slab().layout().slot_bytes;
+        if bytes > self.slab.layout().slot_bytes {
             return None;
         }
-        source.slab().read(source.slot(), 0, &mut plain);
-        let mut kept = vec![0; quantised.bytes()];
-        quantised.quantise(&plain, &mut kept).ok()?;
-        self.slab.write(slot, 0, &kept);
-        Some((kept.len(), checksum(&self.slab, slot, kept.len())))
+        self.slab.copy_from(source.slab(), (source.slot(), 0), (slot, 0), bytes);
+        Some((bytes, checksum(&self.slab, slot, bytes)))
     }
 
     /// The same from the heap.
@@ -89,45 +93,33 @@ impl HostMemory {
 
     /// Whether the block is one of those that the target's pool holds.
     pub(crate) fn fits(&self, lease: &Lease, target: &SlotRef) -> bool {
-        let slot_bytes = target.slab().layout().slot_bytes;
-        match &self.quantised {
-            None => lease.bytes() as usize == slot_bytes,
-            Some(quantised) => {
-                // A device does not know the format.
-                target.slab().device().is_none()
-                    && lease.bytes() as usize == quantised.bytes()
-                    && quantised.layout().block_bytes() <= slot_bytes
-            }
-        }
+        lease.bytes() as usize == target.slab().layout().slot_bytes
     }
 
     /// Copies a block out; false when what arrived is not what had been stored.
     pub(crate) fn copy_out(&self, lease: &Lease, target: &SlotRef) -> bool {
         let bytes = lease.bytes() as usize;
-        let Some(quantised) = &self.quantised else {
-            target.slab().copy_from(&self.slab, (lease.slot(), 0), (target.slot(), 0), bytes);
-            return checksum(target.slab(), target.slot(), bytes) == lease.checksum();
-        };
-        let mut kept = vec![0; bytes];
-        self.slab.read(lease.slot(), 0, &mut kept);
-        let mut plain = vec![0; quantised.layout().block_bytes()];
-        let is_good = dataplane_checksum::checksum(&kept) == lease.checksum()
-            && quantised.dequantise(&kept, &mut plain).is_ok();
-        if is_good {
-            target.slab().write(target.slot(), 0, &plain);
-        }
-        is_good
+        target.slab().copy_from(&self.slab, (lease.slot(), 0), (target.slot(), 0), bytes);
+        checksum(target.slab(), target.slot(), bytes) == lease.checksum()
     }
 
     pub(crate) fn checksum(&self, slot: u32, bytes: usize) -> u64 {
         checksum(&self.slab, slot, bytes)
     }
 
-    /// The same, if another checksum of the very bytes that it is taken from, with a seed, is as it should be.
-    pub(crate) fn checksum_if(&self, slot: u32, bytes: usize, seed: u64, expected: u64) -> Option<u64> {
-        let mut seeded = Xxh3::with_seed(seed);
-        let own = checksum_of_pieces(&self.slab, slot, bytes, |piece| seeded.update(piece));
-        (seeded.digest() == expected).then_some(own)
+    /// The same, if the bytes that it is taken from are as they should be.
+    pub(crate) fn checksum_if(&self, slot: u32, bytes: usize, expected: DeliveredSum) -> Option<u64> {
+        match expected {
+            DeliveredSum::Block(expected) => {
+                let own = checksum(&self.slab, slot, bytes);
+                (own == expected).then_some(own)
+            }
+            DeliveredSum::Xxh3(expected) => {
+                let mut other = Xxh3::new();
+                let own = checksum_of_pieces(&self.slab, slot, bytes, |piece| other.update(piece));
+                (other.digest() == expected).then_some(own)
+            }
+        }
     }
 }
 
@@ -160,14 +152,9 @@ pub(crate) struct BlockCheck {
 }
 
 impl BlockCheck {
-    /// Goes on with the block and shows each piece to `look`; takes what it reads off the budget. Whether the block is what
-    /// had been stored, once all of it was read.
-    pub(crate) fn advance(
-        &mut self,
-        block: &HostBlock,
-        budget: &mut usize,
-        mut look: impl FnMut(&[u8]),
-    ) -> Option<bool> {
+    /// Goes on with the block; takes what it reads off the budget. Whether the block is what had been stored, once all of it
+    /// was read.
+    pub(crate) fn advance(&mut self, block: &HostBlock, budget: &mut usize) -> Option<bool> {
         let mut chunk = [0; CHUNK_BYTES];
         while self.at < block.len() {
             if *budget == 0 {
@@ -176,7 +163,6 @@ impl BlockCheck {
             let len = CHUNK_BYTES.min(block.len() - self.at);
             block.memory.slab.read(block.lease.slot(), self.at, &mut chunk[..len]);
             self.sum.add((self.at / LANE_BYTES) as u64, &chunk[..len]);
-            look(&chunk[..len]);
             self.at += len;
             *budget = budget.saturating_sub(len);
         }
@@ -242,6 +228,16 @@ impl NewSlot {
         self.bytes += bytes.len();
     }
 
+    /// The slot itself, for whoever writes it without [`NewSlot::fill`].
+    pub(crate) fn slot(&self) -> &SlotRef {
+        self.memory.slot(self.filling.slot())
+    }
+
+    /// The slot, for a caller who knows what was written there.
+    pub(crate) fn into_filling(self) -> Filling {
+        self.filling
+    }
+
     /// The slot, its bytes and their checksum.
     pub(crate) fn into_parts(self) -> (Filling, usize, u64) {
         (self.filling, self.bytes, self.sum.seal(self.bytes as u64))
@@ -272,6 +268,26 @@ impl HostBlock {
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.memory, &other.memory) && self.lease.slot() == other.lease.slot()
+    }
+
+    /// Where it lies.
+    pub(crate) fn slot(&self) -> &SlotRef {
+        self.memory.slot(self.lease.slot())
+    }
+
+    /// The block before it in its chain, if there was one when it was registered.
+    pub(crate) fn parent(&self) -> Option<BlockIdentity> {
+        self.lease.parent()
+    }
+
+    /// Its place in its chain.
+    pub(crate) fn position(&self) -> u32 {
+        self.memory.notes[self.lease.slot() as usize].position.load(Ordering::Relaxed)
+    }
+
+    /// The first eight bytes of what its owner keeps with it; zero when there are fewer.
+    pub(crate) fn word(&self) -> u64 {
+        self.memory.notes[self.lease.slot() as usize].word.load(Ordering::Relaxed)
     }
 
     /// What [`dataplane_checksum::checksum`] of its bytes must be.

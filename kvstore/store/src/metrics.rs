@@ -32,6 +32,12 @@ impl StoreCounters {
         counter.fetch_add(count as u64, Ordering::Relaxed);
     }
 
+    /// Blocks that left host memory.
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
     /// Name, help text and value of each counter.
     #[must_use]
     pub fn snapshot(&self) -> Vec<(&'static str, &'static str, u64)> {
@@ -70,7 +76,7 @@ impl StoreCounters {
             ),
             (
                 "unfit_blocks",
-                "Blocks not kept: quantising cannot represent them, or no copier reaches them",
+                "Blocks not kept: they are too large, or no copier reaches them",
                 read(&self.unfit),
             ),
             (

@@ -130,6 +130,7 @@ impl Mover {
         if self.tiers.resume_writes(now) {
             is_idle = false;
         }
+        self.hold_ahead(now);
         self.far.check_sums();
         self.tiers.check_sums();
         if is_idle {
@@ -203,7 +204,13 @@ impl Mover {
 
     fn start(&mut self, job: Job) {
         match job {
-            Job::Load(wanted) => self.loads.start(wanted, &mut self.tiers, &self.device),
+            Job::Load(wanted) => {
+                let returned = (!self.background.returned.is_empty()).then(|| wanted.chain.clone());
+                self.loads.start(wanted, &mut self.tiers, &self.device);
+                if let Some(chain) = returned {
+                    self.release_for(&chain);
+                }
+            }
             Job::Prepare(prepare) => self.far.prepare(prepare, &mut self.tiers),
             Job::Cancel(request) => {
                 self.loads.cancel(request, &mut self.tiers);

@@ -96,7 +96,7 @@ impl Mover {
     /// Starts the copy of a block out of a device's memory.
     fn offload_from_device(&mut self, block: NewBlock, source: SlotRef, filling: Filling) {
         let (bytes, shared) = (source.slab().layout().slot_bytes, &self.tiers.shared);
-        if bytes > shared.config.block_bytes || shared.config.quantised.is_some() {
+        if bytes > shared.config.block_bytes {
             return self.unfit(block, filling);
         }
         let target = shared.memory.slot(filling.slot()).clone();

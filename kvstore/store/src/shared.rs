@@ -21,8 +21,9 @@ pub(crate) const HOST: TierIndex = TierIndex(0);
 pub(crate) const DISK: TierIndex = TierIndex(1);
 /// The quantile of transfer times that plans know of.
 const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
-/// The tiers of other nodes are asked for one in so many prompts although it does not seem to pay.
-const CURIOSITY: u64 = 32;
+/// The part of the time that prompts take to compute which questions to the tiers of other nodes may take although these do not
+/// seem to pay, as a divisor: what is there may have changed.
+const CURIOSITY: f64 = 32.0;
 /// How much the last answer counts in what is known of their hits.
 const LAST: f64 = 0.1;
 /// The part of host memory that one probe may fill, as a divisor.
@@ -104,8 +105,8 @@ struct Estimates {
     held: Vec<TierSet>,
     /// How often the tiers of other nodes had something, lately.
     far_hit: f64,
-    /// Prompts for which they came into question.
-    questions: u64,
+    /// Seconds that questions which do not seem to pay may take.
+    curiosity_s: f64,
     exploration: Exploration,
 }
 
@@ -148,7 +149,7 @@ impl Shared {
             previous: Choice::Recompute,
             held: Vec::new(),
             far_hit: 0.5,
-            questions: 0,
+            curiosity_s: 0.0,
             exploration: Exploration::new(probing),
         };
         Self {
@@ -245,7 +246,7 @@ impl Shared {
             let speed = &speeds[tier.index()];
             let gain = compute.saturating_sub(speed.expected(bytes * missing as u64, 0)).as_secs_f64();
             // The answer costs its latency whether anything is there or not.
-            (compute, gain * estimates.far_hit > speed.latency_s)
+            (compute, gain * estimates.far_hit - speed.latency_s, speed.latency_s)
         });
         let probe = self.has_disk.then(|| {
             // What host memory has too would be found there.
@@ -274,10 +275,16 @@ impl Shared {
         });
         let probe = probe.flatten();
         estimates.held = held;
-        if let Some((compute, is_worth)) = question {
-            estimates.questions += 1;
-            // Now and then it is asked all the same: what is there may have changed.
-            if is_worth || estimates.questions.is_multiple_of(CURIOSITY) {
+        if let Some((compute, gain_s, latency_s)) = question {
+            let is_worth = gain_s > 0.0;
+            if !is_worth {
+                estimates.curiosity_s += compute.as_secs_f64() / CURIOSITY;
+            }
+            let is_curious = !is_worth && estimates.curiosity_s >= latency_s;
+            if is_curious {
+                estimates.curiosity_s = 0.0;
+            }
+            if is_worth || is_curious {
                 let deadline = now + compute.min(self.config.others_deadline);
                 return (Plan::AskOthers { deadline }, probe);
             }
@@ -334,5 +341,41 @@ impl Shared {
         let block_tokens = self.config.block_tokens;
         let context = position.saturating_mul(block_tokens);
         self.estimates().recompute.expected(block_tokens, context, 0).as_secs_f32()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvstore_catalog::PolicyKind;
+
+    use super::*;
+    use crate::tiers::testing::{host_tiers, numbered_chain};
+
+    /// Whether each of so many prompts is looked for on other nodes.
+    fn asked(shared: &Shared, prompts: usize) -> Vec<bool> {
+        let chain = numbered_chain(1, 100);
+        let (groups, tokens) = (&[][..], 1601);
+        let prompt =
+            Prompt { chain: &chain, groups, device_blocks: 0, tokens, block_tokens: 16, queued_tokens: 0 };
+        (0..prompts).map(|_| matches!(shared.plan(&prompt, true).0, Plan::AskOthers { .. })).collect()
+    }
+
+    #[test]
+    fn nodes_that_had_nothing_and_were_slow_are_asked_as_often_as_it_costs_little() {
+        let (tiers, _moved) = host_tiers(8, 4096, PolicyKind::Lru);
+        let shared = &tiers.shared;
+        // 0.4 s to compute.
+        (0..50).for_each(|_| shared.observe_prefill(1600, 0, Duration::from_millis(400)));
+        assert!(asked(shared, 10).iter().all(|asked| *asked), "nothing is known against them");
+        let latency = Duration::from_millis(50);
+        for _ in 0..200 {
+            shared.observe_far(Tier::Remote, 4096, latency, false);
+            shared.observe_search(false);
+        }
+        let of_100 = asked(shared, 100).iter().filter(|asked| **asked).count();
+        // A question costs an eighth of a prompt.
+        assert!((15..=35).contains(&of_100), "{of_100} of 100");
+        (0..50).for_each(|_| shared.observe_search(true));
+        assert!(asked(shared, 10).iter().all(|asked| *asked), "they have what is looked for again");
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Sender, TrySendError};
+use dataplane_memory::Slab;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Lease, TenantId};
 use kvstore_disk::DiskCounters;
@@ -199,12 +200,60 @@ impl Store {
     /// ask. Tenants with a quota have to go that way, too.
     #[must_use]
     pub fn reserve(&self) -> Option<NewSlot> {
-        if self.shared.config.quantised.is_some() {
-            return None;
-        }
         self.shared.wants_free_slots.store(true, Ordering::Relaxed);
         let reserved = self.shared.catalog.reserve_free(HOST, TenantId(0))?;
         Some(NewSlot::new(reserved.fill(), Arc::clone(&self.shared.memory)))
+    }
+
+    /// The memory of host memory's slots.
+    #[must_use]
+    pub fn slab(&self) -> &Arc<Slab> {
+        self.shared.memory.slab()
+    }
+
+    /// Blocks in host memory, and its free slots. Takes the catalog's lock.
+    pub(crate) fn host_usage(&self) -> (usize, usize) {
+        let usage = self.shared.catalog.usage(HOST);
+        usage.map_or((0, 0), |usage| (usage.blocks as usize, usage.free as usize))
+    }
+
+    /// Whether the disk has the block.
+    pub(crate) fn is_on_disk(&self, identity: &BlockIdentity) -> bool {
+        self.shared.holds(DISK, identity)
+    }
+
+    /// The leading blocks of a chain that host memory has now. Takes no lock and asks no other thread.
+    pub(crate) fn hold_prefix(&self, chain: &[BlockIdentity]) -> Vec<HostBlock> {
+        let mut leases = Vec::with_capacity(chain.len());
+        self.shared.catalog.lease_prefix(HOST, chain, &mut leases);
+        self.host_blocks(leases)
+    }
+
+    /// A free slot of host memory, made by evicting on this thread if need be. Listeners are not told of what is evicted, and a disk
+    /// must have been written through.
+    pub(crate) fn reserve_evicting(&self) -> Option<NewSlot> {
+        let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
+        self.shared.catalog.reserve(HOST, 1, TenantId(0), &mut evicted, &mut reserved);
+        StoreCounters::add(&self.shared.counters.evicted, evicted.len());
+        let filling = reserved.pop()?.fill();
+        Some(NewSlot::new(filling, Arc::clone(&self.shared.memory)))
+    }
+
+    /// Stores the block in a slot that was filled and verified; `done` is told on the store's thread whether host memory has it.
+    pub(crate) fn put_verified(
+        &self,
+        identity: BlockIdentity,
+        description: Description,
+        slot: NewSlot,
+        (bytes, checksum): (usize, u64),
+        done: impl FnOnce(bool) + Send + 'static,
+    ) -> Result<(), Throttled<()>> {
+        self.put_filling(
+            identity,
+            description,
+            Source::Filled { filling: slot.into_filling(), bytes, checksum },
+            done,
+        )
     }
 
     /// Stores the block in a slot that the caller has filled; `done` is told on the store's thread whether host memory has it.
@@ -219,7 +268,17 @@ impl Store {
         if bytes > self.shared.config.block_bytes {
             return Err(Throttled(()));
         }
-        let (source, done) = (Source::Filled { filling, bytes, checksum }, Some(Box::new(done) as _));
+        self.put_filling(identity, description, Source::Filled { filling, bytes, checksum }, done)
+    }
+
+    fn put_filling(
+        &self,
+        identity: BlockIdentity,
+        description: Description,
+        source: Source,
+        done: impl FnOnce(bool) + Send + 'static,
+    ) -> Result<(), Throttled<()>> {
+        let done = Some(Box::new(done) as _);
         let block = NewBlock { identity, description, source, checksum: None, done };
         self.offloads.try_send(block).map_err(|_| {
             StoreCounters::add(&self.shared.counters.throttled, 1);

@@ -43,6 +43,13 @@ class Operation(IntEnum):
     FETCH = 9
 
 
+class ConversationEvent(IntEnum):
+    """What has become of a conversation, `kvasir_kv_conversation_event`."""
+
+    CONTINUED = 0
+    IDLE = 1
+
+
 class Ending(IntEnum):
     """How an expectation ended, `kvasir_kv_ending`."""
 
@@ -292,6 +299,9 @@ class _Statistics(ctypes.Structure):
             "events_lost",
             "recomputed",
             "late",
+            "prefetched",
+            "prefetch_used",
+            "prefetch_wasted",
         )
     ]
 
@@ -329,6 +339,7 @@ class Library:
             "submit_transfer": [handle, ctypes.POINTER(_Transfer)],
             "plan_prompt": [handle, ctypes.POINTER(_Prompt), ctypes.POINTER(_Plan)],
             "observe_prefill": [handle, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64],
+            "conversation": [handle, ctypes.c_uint32, ctypes.c_char_p, size],
             "submit_handoff": [handle, ctypes.POINTER(_HandOff)],
             "end_handoff": [handle, ctypes.c_uint64],
             "cancel_handoff": [handle, ctypes.c_uint64],
@@ -423,6 +434,10 @@ class Store:
     def observe_prefill(self, tokens: int, context: int, seconds: float) -> None:
         """Tells how long the engine took to compute so many tokens behind so many."""
         self._library.call("observe_prefill", self._handle, tokens, context, round(seconds * 1e6))
+
+    def conversation(self, event: ConversationEvent, identities: bytes) -> None:
+        """Tells that a conversation goes on, by its last block, or waits for its user, by all of its blocks."""
+        self._library.call("conversation", self._handle, event, identities, _count(identities))
 
     def fetch(self, user: int, identities: bytes, held: int, deadline: float = 0.0) -> bool:
         """Brings blocks of a chain, from its first one on, here from other nodes and object storage; false when the queue is full.

@@ -120,6 +120,11 @@ class Step:
     prefills: list[Prefill] = field(default_factory=list)
     """Earlier steps, from which the workers' stores learn how fast the engine is."""
 
+    continued: list[bytes] = field(default_factory=list)
+    """The last blocks of conversations that go on."""
+    idle: list[list[bytes]] = field(default_factory=list)
+    """The blocks of each conversation whose answer is complete."""
+
     def is_empty(self) -> bool:
         return not any(vars(self).values())
 

@@ -53,6 +53,9 @@ queue in each step until there is room for it, and a look hashes a name for each
 computed, what has come is found by the next look."""
 
 
+_IDLE_MAX = 4096
+"""Blocks at the ends of idle conversations by which these are known; the oldest are forgotten."""
+
 _STEPS_UNDER_WAY_MAX = 64
 """Far more than an engine has; older ones are forgotten."""
 
@@ -152,12 +155,14 @@ class Scheduler:
         is_offloading: bool = True,
         is_handing_over: bool = False,
         is_fetching: bool = False,
+        is_prefetching: bool = False,
         windows: Sequence[int | None] = (None,),
     ) -> None:
         """`hash_tokens` lie between two of the engine's hashes; `nearby` gives a look into the store of a worker in this process.
 
         `is_offloading`: blocks are kept in the store. `is_handing_over`: the workers can hand blocks to other engines.
-        `is_fetching`: the stores bring blocks from other nodes or object storage. `windows` has for each of the engine's groups
+        `is_fetching`: the stores bring blocks from other nodes or object storage. `is_prefetching`: they bring the blocks of idle
+        conversations up before these go on. `windows` has for each of the engine's groups
         of layers how many blocks before the next token these need, none for all.
         """
         self._block_tokens = block_tokens
@@ -170,6 +175,7 @@ class Scheduler:
         self._is_offloading = is_offloading
         self._is_handing_over = is_handing_over
         self._is_fetching = is_fetching
+        self._is_prefetching = is_prefetching
         self._windows = tuple(windows)
         self._prefix_group = self._windows.index(None) if None in self._windows else 0
         """The group whose blocks are named by the engine's hashes alone: one that needs the whole prefix, if there is one."""
@@ -197,6 +203,8 @@ class Scheduler:
         """When the last one's came."""
         self._uncomputed_tokens: dict[str, int] = {}
         """Tokens of prompts that are still to be computed, of requests that the engine has admitted."""
+        self._idle: dict[bytes, bytes] = {}
+        """The last block of an idle conversation, by the salted hash of each block at whose end a prompt may go on with it."""
         self._epoch = b""
         self._is_cache_stale = False
         self._counters: Counter[str] = Counter()
@@ -357,6 +365,7 @@ class Scheduler:
         self._uncomputed_tokens.pop(request.request_id, None)
         if tracked is not None:
             self._forget_description(tracked)
+            self._went_idle(tracked)
         if tracked is None:
             # It was given up before anybody looked at it: the other side waits.
             if self._is_handing_over and (leg := Leg.of(request)) is not None:
@@ -373,7 +382,8 @@ class Scheduler:
 
     def is_waiting(self) -> bool:
         """Whether the engine has to go on stepping for the workers' reports, also when it has nothing to compute."""
-        return bool(self._held or self._asking or self._step.cancelled or self._step.declined)
+        step = self._step
+        return bool(self._held or self._asking or step.cancelled or step.declined or step.idle)
 
     def is_about_to_free(self) -> bool:
         """Whether blocks are held here that nobody else holds."""
@@ -437,6 +447,36 @@ class Scheduler:
                 self._described_blocks[name] = owners
         tracked.described = []
 
+    def _continued(self, tracked: _Tracked) -> None:
+        """A request that goes on with a conversation: one of its blocks is among the last ones of that."""
+        if not self._idle:
+            return
+        hashes = tracked.request.block_hashes
+        for at in range(self._hashed(tracked.request), 0, -1):
+            last = self._idle.get(tracked.salt + bytes(hashes[at * self._hashes_per_block - 1]))
+            if last is not None:
+                self._idle = {block: of for block, of in self._idle.items() if of != last}
+                self._step.continued.append(last)
+                return
+
+    def _went_idle(self, tracked: _Tracked) -> None:
+        """An answer is complete. Prompts that go on with it have the prompt's blocks, and those of the answer if their text is cut into
+        the same tokens."""
+        if not self._is_prefetching or tracked.is_stale:
+            return
+        request = tracked.request
+        complete = min(request.num_computed_tokens // self._block_tokens, self._hashed(request))
+        if complete == 0:
+            return
+        names = self._names(tracked, 0, complete)
+        self._step.idle.append(names)
+        first = min(max(request.num_prompt_tokens // self._block_tokens, 1), complete)
+        hashes = request.block_hashes
+        for at in range(first, complete + 1):
+            self._idle[tracked.salt + bytes(hashes[at * self._hashes_per_block - 1])] = names[-1]
+        while len(self._idle) > _IDLE_MAX:
+            del self._idle[next(iter(self._idle))]
+
     def take_counters(self) -> dict[str, int]:
         """What happened since the last call."""
         counters, self._counters = self._counters, Counter()
@@ -453,6 +493,8 @@ class Scheduler:
         if tracked is None:
             tracked = _Tracked(request, self._epoch + self._adapter_salt(request))
             self._requests[request.request_id] = tracked
+            if self._is_prefetching:
+                self._continued(tracked)
             tracked.leg = Leg.of(request) if self._is_handing_over else None
             if tracked.leg is not None and tracked.salt:
                 # Nobody can tell whether the other engine has the weights that were put into this one, or the same adapter.

@@ -93,6 +93,12 @@ class Settings:
         return any(others)
 
     @property
+    def is_prefetching(self) -> bool:
+        """Whether the blocks of idle conversations are brought up from tiers below host memory."""
+        has_disk = str(self.store.get("disk_tier", {}).get("path", "")) not in ("", "[]")
+        return self.store.get("host_tier", {}).get("prefetch", True) is True and (has_disk or self.is_fetching)
+
+    @property
     def direct(self) -> bool:
         """Whether blocks go between devices' memory, past the host's."""
         return self.store.get("device", {}).get("direct") is True

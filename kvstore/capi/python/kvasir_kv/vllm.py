@@ -378,5 +378,6 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             is_offloading=self._settings.offload,
             is_handing_over=self._settings.transfer is not None,
             is_fetching=self._settings.is_fetching,
+            is_prefetching=self._settings.offload and self._settings.is_prefetching,
             windows=windows(self._kv_cache_config),
         )

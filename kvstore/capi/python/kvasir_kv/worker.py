@@ -13,7 +13,7 @@ from typing import Any
 
 from . import identity
 from .handoff import HeadPartition, Leg
-from .library import EVENTS_AT_ONCE, Completion, Ending, Operation, Plan, Status, Store, StoreError, TierEvent
+from .library import EVENTS_AT_ONCE, Completion, ConversationEvent, Ending, Operation, Plan, Status, Store, StoreError, TierEvent
 from .messages import Answer, Load, Push, Question, Report, Save, Step, Tally, TierChange
 
 _log = logging.getLogger("vllm.kvasir_kv.worker")
@@ -163,9 +163,17 @@ class Worker:
         """Begins the loads of a step, and answers its questions; before or after the engine computes it."""
         for prefill in step.prefills:
             self._quietly("observe_prefill", lambda: self._store.observe_prefill(prefill.tokens, prefill.context, prefill.seconds))
+        for last in step.continued:
+            self._tell_conversation(ConversationEvent.CONTINUED, [last])
+        for chain in step.idle:
+            self._tell_conversation(ConversationEvent.IDLE, chain)
         self._questions.extend(step.questions)
         self._ask()
         self._begin(self._loads, step.loads)
+
+    def _tell_conversation(self, event: ConversationEvent, hashes: list[bytes]) -> None:
+        names = identity.identities(self._key, hashes)
+        self._quietly("conversation", lambda: self._store.conversation(event, names))
 
     def _ask(self) -> None:
         """Answers questions, or asks other nodes first, as far as there is room for their blocks."""

@@ -14,7 +14,9 @@ use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
 use kvstore_io::{IoEngine, IoError, IoErrorKind};
-use kvstore_store::{DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, StoreBuilder, StoreConfig, WriteMode};
+use kvstore_store::{
+    DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, ReturnConfig, StoreBuilder, StoreConfig, WriteMode,
+};
 
 use crate::config::{
     DiskTierSettings, Engine, Eviction, QueueSettings, RdmaSettings, Settings, Size, TransferSettings, Write,
@@ -76,8 +78,11 @@ pub(crate) fn open(
             Write::Through => WriteMode::Through,
             Write::Back => WriteMode::Back,
         },
-        // Conversations are not told apart here.
-        prefetch: None,
+        prefetch: settings.host_tier.prefetch.then_some(ReturnConfig {
+            prefetch_chance: settings.host_tier.prefetch_chance,
+            lead: settings.host_tier.prefetch_lead.0,
+            ..ReturnConfig::default()
+        }),
         ..StoreConfig::new(block_bytes, TOKENS)
     };
     let mut builder = StoreBuilder::new(config, host).map_err(|error| failed(&error))?;

@@ -82,12 +82,18 @@ pub(crate) struct StoreSettings {
 }
 
 /// Section `[host_tier]`.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct HostTierSettings {
     /// Memory of all slots. At least one slot, at most 16 TiB.
     pub(crate) capacity: Size,
     pub(crate) eviction: Eviction,
+    /// Blocks of idle conversations are brought up before these go on.
+    pub(crate) prefetch: bool,
+    /// The chance that one does from which on they are. 0 to 1.
+    pub(crate) prefetch_chance: f64,
+    /// How long before it does they should be up. 1 ms to 1 h.
+    pub(crate) prefetch_lead: Time,
 }
 
 /// Section `[disk_tier]`.
@@ -328,7 +334,13 @@ impl Default for StoreSettings {
 
 impl Default for HostTierSettings {
     fn default() -> Self {
-        Self { capacity: Size(1 << 30), eviction: Eviction::S3Fifo }
+        Self {
+            capacity: Size(1 << 30),
+            eviction: Eviction::S3Fifo,
+            prefetch: true,
+            prefetch_chance: 0.25,
+            prefetch_lead: Time(Duration::from_secs(60)),
+        }
     }
 }
 
@@ -420,6 +432,7 @@ impl Settings {
         let time = |milliseconds| Time(Duration::from_millis(milliseconds));
         let times = [
             ("transfer.lease", transfer.lease, time(10), time(600_000)),
+            ("host_tier.prefetch_lead", host_tier.prefetch_lead, time(1), time(3_600_000)),
             ("remote_tier.deadline", remote_tier.deadline, time(1), time(60_000)),
             ("object_tier.deadline", object_tier.deadline, time(1), time(600_000)),
             ("object_tier.ttl", object_tier.ttl, time(60_000), time(315_360_000_000)),
@@ -428,6 +441,10 @@ impl Settings {
             .filter(|(_, value, least, most)| !(least..=most).contains(&value))
             .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"));
         problems.extend(wrong_times);
+        let chance = host_tier.prefetch_chance;
+        if !(0.0..=1.0).contains(&chance) {
+            problems.push(format!("host_tier.prefetch_chance = {chance} is not in 0 to 1"));
+        }
         if let Err(error) = transfer.cores.parse::<Cores>() {
             problems.push(format!("transfer.cores = {:?}: {error}", transfer.cores));
         }
@@ -563,6 +580,8 @@ mod tests {
             ("[queue]\nthreads = 0\ndepth = 0\n", "threads = 0 is not in 1 to 64; queue.depth = 0"),
             ("[host_tier]\ncapacity = \"100 KiB\"\n", "host_tier.capacity = \"100 KiB\" holds no slot"),
             ("[host_tier]\neviction = \"cost\"\n", "expected `lru` or `s3-fifo`"),
+            ("[host_tier]\nprefetch_chance = nan\n", "host_tier.prefetch_chance = NaN is not in 0 to 1"),
+            ("[host_tier]\nprefetch_lead = \"2 h\"\n", "host_tier.prefetch_lead = \"7200000 ms\" is not in"),
             ("[disk_tier]\ncapacity = \"1 GiB\"\n", "disk_tier.path is empty"),
             (
                 "[disk_tier]\ncapacity = \"768 MiB\"\npath = [\"x\", \"y\"]\n",

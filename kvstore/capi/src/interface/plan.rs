@@ -14,6 +14,10 @@ use crate::handles;
 use crate::queue::IDENTITIES_MAX;
 use crate::status::{Failure, Status};
 
+/// A prompt of a conversation has come.
+const CONTINUED: u32 = 0;
+/// A conversation's answer is complete.
+const IDLE: u32 = 1;
 /// Nothing is to be loaded.
 const COMPUTE: u32 = 0;
 /// Tokens of a prompt, and of those before it.
@@ -193,6 +197,36 @@ pub extern "C" fn kvasir_kv_observe_prefill(
         let opened = handles::find(handle.addr())?;
         let elapsed = Duration::from_micros(elapsed_us);
         opened.backend.store().observe_prefill(tokens as usize, context as usize, elapsed);
+        Ok(Status::Ok)
+    })
+}
+
+/// Tells that a conversation goes on, or waits for its user.
+///
+/// # Safety
+/// As in the header: as many identities as `count` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_conversation(
+    handle: *mut Handle,
+    event: u32,
+    identities: *const Identity,
+    count: usize,
+) -> i32 {
+    guarded(|| {
+        if event > IDLE {
+            return Err(invalid("event is neither 0 (continued) nor 1 (idle)"));
+        }
+        if count == 0 || count > IDENTITIES_MAX {
+            return Err(invalid("count is 0 or above 2^20"));
+        }
+        let opened = handles::find(handle.addr())?;
+        // SAFETY: the caller promised as many identities.
+        let identities = unsafe { elements(identities, count, "identities is a null pointer") }?;
+        let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
+        match event {
+            CONTINUED => opened.backend.store().came(&chain),
+            _ => opened.backend.store().went_idle(&chain),
+        }
         Ok(Status::Ok)
     })
 }

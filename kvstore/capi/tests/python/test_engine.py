@@ -136,6 +136,7 @@ class Engine:
         is_caching: bool = False,
         is_fetching: bool = False,
         tells_tiers: bool = False,
+        is_prefetching: bool = False,
     ) -> None:
         self.tensor, self.store = Tensor((blocks, BLOCK_BYTES)), store
         number = store.register(layout({"layer": self.tensor}, blocks).planes, blocks, Memory.HOST)
@@ -149,6 +150,7 @@ class Engine:
             nearby=lambda: self.worker.look if is_nearby else None,
             adapter_salt=lambda request: request.adapter,
             is_fetching=is_fetching,
+            is_prefetching=is_prefetching,
         )
         self.scheduler.bind(self.pool)
         self.waiting: list[Request] = []

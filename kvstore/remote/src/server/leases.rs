@@ -23,10 +23,10 @@
 use std::time::Instant;
 
 use dataplane_fabric::{Fabric, PeerId};
-use dataplane_memory::{Lease, SlotRef};
+use dataplane_memory::Lease;
 
-use super::PoolServer;
 use super::storing::Reserved;
+use super::{PoolBlocks, PoolServer, Readable, Writable};
 use crate::metrics::add;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,27 +37,32 @@ pub(super) enum LeaseName {
     Reservation(PeerId, u64),
 }
 
-#[derive(Debug)]
-pub(super) enum Held {
-    Read(Vec<SlotRef>),
-    Reservation(Vec<Option<Reserved>>),
+pub(super) enum Held<B: PoolBlocks> {
+    Read(Vec<Readable<B::Reading>>),
+    Reservation(Vec<Option<Reserved<B>>>),
 }
 
-impl<F: Fabric> PoolServer<F> {
+/// A slot that a client may still read or write.
+pub(super) enum Fenced<B: PoolBlocks> {
+    Read(Readable<B::Reading>),
+    Write(Writable<B::Writing>),
+}
+
+impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     pub(super) fn has_room_for_lease(&self, peer: PeerId) -> bool {
         let own = self.sessions.get(&peer).map_or(usize::MAX, |session| session.leases);
         own < self.config.leases_per_peer_max && self.leases.len() < self.config.leases_max
     }
 
-    /// Leases slots for reading; returns the lease's id. There must be room.
-    pub(super) fn lease_out(&mut self, peer: PeerId, slots: Vec<SlotRef>, now: Instant) -> u64 {
+    /// Leases blocks for reading; returns the lease's id. There must be room.
+    pub(super) fn lease_out(&mut self, peer: PeerId, blocks: Vec<Readable<B::Reading>>, now: Instant) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.grant(peer, LeaseName::Read(id), Held::Read(slots), now);
+        self.grant(peer, LeaseName::Read(id), Held::Read(blocks), now);
         id
     }
 
-    pub(super) fn grant(&mut self, peer: PeerId, name: LeaseName, held: Held, now: Instant) {
+    pub(super) fn grant(&mut self, peer: PeerId, name: LeaseName, held: Held<B>, now: Instant) {
         let expires_at = now + self.config.lease;
         let granted = self.leases.grant(name, Lease { owner: peer, expires_at, held });
         assert!(matches!(granted, Ok(None)), "room and the name were checked before");
@@ -108,6 +113,8 @@ impl<F: Fabric> PoolServer<F> {
         tracing::debug!(?peer, reason, "pool: a connection ended");
         self.sessions.remove(&peer);
         self.backlog.retain(|other| *other != peer);
+        // Those that are answered later are dropped then.
+        self.asked.retain(|_, asked| asked.peer != peer);
         for (_, lease) in self.leases.end_owner(&peer) {
             drop(self.end_held(lease.held));
         }
@@ -115,15 +122,15 @@ impl<F: Fabric> PoolServer<F> {
     }
 
     /// What is no longer to be written may be offered by others; the slots are the caller's to keep or drop.
-    fn end_held(&mut self, held: Held) -> Vec<SlotRef> {
+    fn end_held(&mut self, held: Held<B>) -> Vec<Fenced<B>> {
         match held {
-            Held::Read(slots) => slots,
+            Held::Read(blocks) => blocks.into_iter().map(Fenced::Read).collect(),
             Held::Reservation(blocks) => blocks
                 .into_iter()
                 .flatten()
                 .map(|block| {
                     self.pending.remove(&block.offer.identity);
-                    block.granted.end()
+                    Fenced::Write(Writable { slot: block.granted.end(), hold: block.hold })
                 })
                 .collect(),
         }

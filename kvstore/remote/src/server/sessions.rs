@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use dataplane_fabric::{Fabric, Full, Operation, PeerId, Priority, WorkRequest};
 
-use super::PoolServer;
+use super::{PoolBlocks, PoolServer};
 use crate::wire::Message;
 
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(super) struct Session {
     pub(super) ending: bool,
 }
 
-impl<F: Fabric> PoolServer<F> {
+impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     pub(super) fn send(&mut self, peer: PeerId, message: &Message) {
         let Some(session) = self.sessions.get_mut(&peer).filter(|session| !session.ending) else { return };
         if session.outbox.len() >= self.config.outbox_max {

@@ -9,17 +9,35 @@ use dataplane_fabric::{Fabric, PeerId};
 use dataplane_memory::{SlotGrant, SlotRef};
 use kvstore_block::BlockIdentity;
 
-use super::PoolServer;
-use super::leases::{Held, LeaseName};
+use super::leases::{Fenced, Held, LeaseName};
+use super::{PoolBlocks, PoolServer, Writable};
 use crate::metrics::add;
 use crate::wire::{Grant, Message, Offer};
 
 /// A slot that a client may write.
-#[derive(Debug)]
-pub(super) struct Reserved {
+pub(super) struct Reserved<B: PoolBlocks> {
     pub(super) offer: Offer,
     /// The client may write the slot.
     pub(super) granted: SlotGrant,
+    /// Keeps it free.
+    pub(super) hold: B::Writing,
+}
+
+/// A block that was verified and becomes known later.
+#[derive(Debug)]
+pub(super) struct Registering {
+    identity: BlockIdentity,
+    commit: u64,
+    bit: u32,
+}
+
+/// What became of a block that a client has written.
+#[derive(Debug, Clone, Copy)]
+enum Verdict {
+    Kept,
+    Damaged,
+    /// It is whole, and there was no room for it after all.
+    NotKept,
 }
 
 /// A commit whose blocks are being verified.
@@ -33,22 +51,20 @@ pub(super) struct Committing {
 }
 
 /// A block to verify.
-#[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct Job<B: PoolBlocks> {
     offer: Offer,
     slot: SlotRef,
-    purpose: Purpose,
+    purpose: Purpose<B>,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Purpose {
+enum Purpose<B: PoolBlocks> {
     /// Register it for a commit; which bit it is there.
-    Register { commit: u64, bit: u32 },
+    Register { commit: u64, bit: u32, hold: B::Writing },
     /// It is registered, and a client read something else.
-    Recheck,
+    Recheck { _hold: B::Reading },
 }
 
-impl<F: Fabric> PoolServer<F> {
+impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     /// False when the client breaks the protocol.
     pub(super) fn reserve(&mut self, peer: PeerId, request: u64, offers: Vec<Offer>, now: Instant) -> bool {
         let name = LeaseName::Reservation(peer, request);
@@ -76,21 +92,21 @@ impl<F: Fabric> PoolServer<F> {
         true
     }
 
-    fn answer(&mut self, peer: PeerId, offer: Offer) -> (Grant, Option<Reserved>) {
+    fn answer(&mut self, peer: PeerId, offer: Offer) -> (Grant, Option<Reserved<B>>) {
         let bytes = offer.description.bytes as usize;
-        if bytes == 0 || bytes > self.pool.slab().layout().slot_bytes {
+        if bytes == 0 || bytes > self.blocks.slab().layout().slot_bytes {
             add(&self.counters.refused_blocks, 1);
             return (Grant::Refused, None);
-        }
-        if self.catalog.get(&offer.identity).is_some() {
-            return (Grant::Present, None);
         }
         if self.pending.contains(&offer.identity) {
             return (Grant::Pending, None);
         }
+        if self.blocks.contains(&offer.identity) {
+            return (Grant::Present, None);
+        }
         let Some(session) = self.sessions.get_mut(&peer) else { return (Grant::Full, None) };
         let may = session.reserved_slots < self.config.reserved_slots_per_peer_max;
-        let Some(slot) = may.then(|| self.acquire()).flatten() else {
+        let Some(Writable { slot, hold }) = may.then(|| self.blocks.reserve()).flatten() else {
             add(&self.counters.refused_blocks, 1);
             return (Grant::Full, None);
         };
@@ -100,17 +116,7 @@ impl<F: Fabric> PoolServer<F> {
         add(&self.counters.reserved_blocks, 1);
         self.pending.insert(offer.identity);
         let grant = Grant::Slot { slot: slot.slot(), generation: slot.generation() };
-        (grant, Some(Reserved { offer, granted: slot.grant() }))
-    }
-
-    /// A free slot, at the cost of the least recently used block that nobody holds.
-    fn acquire(&mut self) -> Option<SlotRef> {
-        if let Some(slot) = self.pool.acquire() {
-            return Some(slot);
-        }
-        self.catalog.evict()?;
-        add(&self.counters.evicted_blocks, 1);
-        self.pool.acquire()
+        (grant, Some(Reserved { offer, granted: slot.grant(), hold }))
     }
 
     /// False when the client breaks the protocol.
@@ -122,7 +128,7 @@ impl<F: Fabric> PoolServer<F> {
         self.next_id += 1;
         let (mut left, mut strays) = (0, Vec::new());
         for (bit, reserved) in blocks.into_iter().enumerate() {
-            let Some(Reserved { offer, granted }) = reserved else { continue };
+            let Some(Reserved { offer, granted, hold }) = reserved else { continue };
             if let Some(session) = self.sessions.get_mut(&peer) {
                 session.reserved_slots -= 1;
             }
@@ -130,7 +136,7 @@ impl<F: Fabric> PoolServer<F> {
             // has posted has landed before this message.
             let slot = granted.end();
             if slot.has_stray_writes() {
-                strays.push(slot);
+                strays.push(Fenced::Write(Writable { slot, hold }));
                 self.pending.remove(&offer.identity);
                 continue;
             }
@@ -139,7 +145,7 @@ impl<F: Fabric> PoolServer<F> {
                 continue;
             }
             left += 1;
-            let purpose = Purpose::Register { commit, bit: bit as u32 };
+            let purpose = Purpose::Register { commit, bit: bit as u32, hold };
             self.jobs.push_back(Job { offer, slot, purpose });
         }
         if !strays.is_empty() {
@@ -161,10 +167,10 @@ impl<F: Fabric> PoolServer<F> {
         if self.suspects >= self.config.suspects_max {
             return;
         }
-        let Some(slot) = self.catalog.get(identity) else { return };
+        let Some(block) = self.blocks.find(identity) else { return };
         self.suspects += 1;
-        let offer = Offer { identity: *identity, description: self.described[slot.slot() as usize] };
-        self.jobs.push_back(Job { offer, slot, purpose: Purpose::Recheck });
+        let offer = Offer { identity: *identity, description: block.description };
+        self.jobs.push_back(Job { offer, slot: block.slot, purpose: Purpose::Recheck { _hold: block.hold } });
     }
 
     /// Verifies as many bytes as a poll may; returns how many blocks it worked on.
@@ -183,41 +189,57 @@ impl<F: Fabric> PoolServer<F> {
         work
     }
 
-    fn verified(&mut self, job: Job, sum: u64) {
+    fn verified(&mut self, job: Job<B>, sum: u64) {
         let Job { offer, slot, purpose } = job;
         let right = sum == offer.description.checksum;
         if !right {
             add(&self.counters.damaged_blocks, 1);
         }
         match purpose {
-            Purpose::Recheck => {
+            Purpose::Recheck { .. } => {
                 self.suspects -= 1;
                 if !right {
                     tracing::warn!(
                         identity = offer.identity.short(),
                         "pool: a block is damaged; dropping it"
                     );
-                    self.catalog.remove(&offer.identity);
+                    self.blocks.remove(&offer.identity);
                 }
             }
-            Purpose::Register { commit, bit } => {
+            Purpose::Register { commit, bit, .. } if !right => {
                 self.pending.remove(&offer.identity);
-                if right {
-                    self.described[slot.slot() as usize] = offer.description;
-                    // Nobody else can have registered it: it was pending.
-                    let _new = self.catalog.register(offer.identity, slot);
-                    add(&self.counters.registered_blocks, 1);
+                self.count_verified(commit, bit, Verdict::Damaged);
+            }
+            Purpose::Register { commit, bit, hold } => {
+                let (question, Offer { identity, description }) = (self.next_id, offer);
+                self.next_id += 1;
+                self.registering.insert(question, Registering { identity, commit, bit });
+                let is_kept = self.blocks.register(question, identity, description, Writable { slot, hold });
+                if let Some(is_kept) = is_kept {
+                    self.registered_later(question, is_kept);
                 }
-                self.count_verified(commit, bit, right);
             }
         }
     }
 
-    fn count_verified(&mut self, commit: u64, bit: u32, right: bool) {
+    /// A block that was verified can be found from now on, or is not kept.
+    pub(super) fn registered_later(&mut self, question: u64, is_kept: bool) {
+        let Some(Registering { identity, commit, bit }) = self.registering.remove(&question) else { return };
+        self.pending.remove(&identity);
+        if is_kept {
+            add(&self.counters.registered_blocks, 1);
+        }
+        self.count_verified(commit, bit, if is_kept { Verdict::Kept } else { Verdict::NotKept });
+    }
+
+    fn count_verified(&mut self, commit: u64, bit: u32, verdict: Verdict) {
         let Some(committing) = self.committing.get_mut(&commit) else { return };
         committing.left -= 1;
-        let bits = if right { &mut committing.registered } else { &mut committing.damaged };
-        *bits |= 1 << bit;
+        match verdict {
+            Verdict::Kept => committing.registered |= 1 << bit,
+            Verdict::Damaged => committing.damaged |= 1 << bit,
+            Verdict::NotKept => {}
+        }
         if committing.left > 0 {
             return;
         }

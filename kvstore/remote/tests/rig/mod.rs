@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+mod memory;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use kvstore_remote::{
     Description, Outcome, PoolConfig, PoolCounters, PoolNode, PoolServer, RemoteConfig, RemoteCounters,
     RemotePool, StoreBlock, StoreResult, Ticket, checksum, group_of,
 };
+pub(crate) use memory::MemoryBlocks;
 
 /// Bytes of a slot in simulations.
 pub(crate) const SLOT_BYTES: usize = 12 << 10;
@@ -114,7 +117,7 @@ pub(crate) fn pool_config() -> PoolConfig {
 }
 
 pub(crate) struct Server {
-    pub(crate) server: PoolServer<SimFabric>,
+    pub(crate) server: PoolServer<SimFabric, MemoryBlocks>,
     pub(crate) slots: Arc<SlotPool>,
     /// Its number in the network.
     pub(crate) number: usize,
@@ -181,7 +184,8 @@ impl Cluster {
         let slots = slots("server", self.server_slots, SLOT_BYTES);
         let fabric = self.network.add_node(Arc::clone(slots.slab()));
         let counters = Arc::new(PoolCounters::default());
-        let server = PoolServer::new(fabric, Arc::clone(&slots), pool_config(), counters).expect("server");
+        let server =
+            PoolServer::new(fabric, MemoryBlocks::new(&slots), pool_config(), counters).expect("server");
         self.nodes += 1;
         Server { server, slots, number: self.nodes - 1, runs: true }
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kvstore_block::BlockIdentity;
+use kvstore_catalog::Lease;
 use kvstore_plan::{ReturnConfig, ReturnTimes};
 
 /// Conversations that are watched.
@@ -35,6 +36,8 @@ struct Idle {
     state: State,
     /// Blocks that were fetched for it.
     ahead: usize,
+    /// Those of them that have come: others would evict them as new blocks that nobody has used.
+    held: Vec<Lease>,
 }
 
 /// See the module's documentation.
@@ -80,7 +83,10 @@ impl Conversations {
         }
         self.blocks += chain.len();
         self.order.push_back((now, last));
-        self.idle.insert(last, Idle { since: now, chain: chain.into(), state: State::Waiting, ahead: 0 });
+        self.idle.insert(
+            last,
+            Idle { since: now, chain: chain.into(), state: State::Waiting, ahead: 0, held: Vec::new() },
+        );
         while self.idle.len() > CONVERSATIONS_MAX || self.blocks > BLOCKS_MAX {
             let Some((since, oldest)) = self.order.pop_front() else { return };
             if self.idle.get(&oldest).is_some_and(|idle| idle.since == since)
@@ -95,12 +101,27 @@ impl Conversations {
         }
     }
 
-    /// A prompt has come. Returns how many blocks had been fetched for the conversation that it continues.
-    pub(crate) fn came(&mut self, chain: &[BlockIdentity], now: Instant) -> usize {
-        let Some(idle) = chain.iter().rev().find_map(|identity| self.idle.remove(identity)) else { return 0 };
+    /// A prompt has come. Returns how many blocks had been fetched for the conversation that it continues, and those that are here.
+    pub(crate) fn came(&mut self, chain: &[BlockIdentity], now: Instant) -> (usize, Vec<Lease>) {
+        let Some(idle) = chain.iter().rev().find_map(|identity| self.idle.remove(identity)) else {
+            return (0, Vec::new());
+        };
         self.left(&idle);
         self.times.returned(now.saturating_duration_since(idle.since));
-        idle.ahead
+        (idle.ahead, idle.held)
+    }
+
+    /// Blocks that are held.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.idle.values().map(|idle| idle.held.len()).sum()
+    }
+
+    /// Blocks have come that were fetched for a conversation.
+    pub(crate) fn hold(&mut self, last: &BlockIdentity, blocks: Vec<Lease>) {
+        if let Some(idle) = self.idle.get_mut(last).filter(|idle| idle.ahead > 0) {
+            idle.held.extend(blocks);
+        }
     }
 
     fn left(&mut self, idle: &Idle) {
@@ -149,6 +170,7 @@ impl Conversations {
             let State::Fetched { at } = idle.state else { continue };
             if now.saturating_duration_since(at) > patience {
                 wasted += std::mem::take(&mut idle.ahead);
+                idle.held.clear();
             }
         }
         self.ahead -= wasted;
@@ -176,7 +198,7 @@ mod tests {
         for turn in 0..40 {
             conversations.went_idle(chain(1, turn + 1), now);
             now += Duration::from_secs(4);
-            assert_eq!(conversations.came(&chain(1, turn + 3), now), 0);
+            assert_eq!(conversations.came(&chain(1, turn + 3), now).0, 0);
         }
         (conversations, now)
     }
@@ -194,7 +216,7 @@ mod tests {
         assert_eq!(conversations.next(now).map(|(_, _, next)| next), Some(6), "what was begun is ended");
         conversations.fetched(&last, now);
         assert!(conversations.next(now).is_none() && conversations.ahead() == 4);
-        assert_eq!(conversations.came(&chain(2, 12), now), 4);
+        assert_eq!(conversations.came(&chain(2, 12), now).0, 4);
         assert!(conversations.is_empty() && conversations.ahead() == 0);
     }
 
@@ -208,7 +230,7 @@ mod tests {
         assert_eq!(conversations.give_up(start + Duration::from_secs(5)), 0);
         assert_eq!(conversations.give_up(start + Duration::from_secs(9)), 5);
         assert_eq!(conversations.give_up(start + Duration::from_secs(10)), 0);
-        assert_eq!((conversations.ahead(), conversations.came(&chain(3, 6), start)), (0, 0));
+        assert_eq!((conversations.ahead(), conversations.came(&chain(3, 6), start).0), (0, 0));
     }
 
     #[test]

@@ -7,9 +7,11 @@
 
 mod conversations;
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
+use kvstore_catalog::Lease;
 use kvstore_plan::{Priority, ReturnConfig, Tier};
 
 use crate::job::{Destination, LoadRequest, Prepare, Probe};
@@ -27,23 +29,40 @@ const PIECE_BLOCKS: usize = 16;
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 /// The part of host memory that blocks fetched ahead may fill, as a divisor.
 const AHEAD_SHARE: usize = 4;
+/// How long blocks that were fetched for a conversation stay held after its prompt has come, at most: its load is about to hold them.
+const HELD_FOR_LOAD: Duration = Duration::from_secs(2);
 
 pub(crate) struct Background {
     /// In a box: without it an optimiser may look at what is not there before it asks whether it is, which valgrind takes for a fault.
     conversations: Option<Box<Conversations>>,
+    /// Blocks of conversations whose prompts have come, until their loads hold them. The oldest first.
+    pub(crate) returned: VecDeque<(Instant, Vec<Lease>)>,
     /// Nothing is to be done before.
     next_check: Instant,
 }
 
 impl Background {
     pub(crate) fn new(prefetch: Option<ReturnConfig>, now: Instant) -> Self {
-        Self { conversations: prefetch.map(|config| Box::new(Conversations::new(config))), next_check: now }
+        Self {
+            conversations: prefetch.map(|config| Box::new(Conversations::new(config))),
+            returned: VecDeque::new(),
+            next_check: now,
+        }
+    }
+
+    /// Blocks that are held for conversations.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        let returned: usize = self.returned.iter().map(|(_, held)| held.len()).sum();
+        returned + self.conversations.as_ref().map_or(0, |conversations| conversations.held())
     }
 
     /// When there may be something to do. While requests load nothing is, and their ends are told.
     pub(crate) fn next_deadline(&self, has_loads: bool) -> Option<Instant> {
         let has_idle = self.conversations.as_ref().is_some_and(|conversations| !conversations.is_empty());
-        (has_idle && !has_loads).then_some(self.next_check)
+        let check = (has_idle && !has_loads).then_some(self.next_check);
+        let release = self.returned.front().map(|(since, _)| *since + HELD_FOR_LOAD);
+        check.into_iter().chain(release).min()
     }
 }
 
@@ -51,7 +70,10 @@ impl Mover {
     /// A prompt has come.
     pub(crate) fn conversation_came(&mut self, chain: &[BlockIdentity]) {
         let Some(conversations) = &mut self.background.conversations else { return };
-        let used = conversations.came(chain, self.tiers.now);
+        let (used, held) = conversations.came(chain, self.tiers.now);
+        if !held.is_empty() {
+            self.background.returned.push_back((self.tiers.now, held));
+        }
         StoreCounters::add(&self.tiers.shared.counters.prefetch_used, used);
     }
 
@@ -69,8 +91,34 @@ impl Mover {
         if self.loads.is_empty() && self.tiers.bandwidth.admit(Tier::Disk, Priority::Prefetch, bytes).is_ok()
         {
             StoreCounters::add(&self.tiers.shared.counters.probed, chain.len());
-            self.load_ahead(chain, first, deadline);
+            self.load_ahead(chain, first, deadline, Destination::Host);
         }
+    }
+
+    /// Holds what was brought up for idle conversations, and lets go of what their loads have had time to hold.
+    pub(crate) fn hold_ahead(&mut self, now: Instant) {
+        for (last, held) in self.tiers.fetched_ahead.drain(..) {
+            if let Some(conversations) = &mut self.background.conversations {
+                conversations.hold(&last, held);
+            }
+        }
+        let returned = &mut self.background.returned;
+        while returned
+            .front()
+            .is_some_and(|(since, _)| now.saturating_duration_since(*since) >= HELD_FOR_LOAD)
+        {
+            returned.pop_front();
+        }
+    }
+
+    /// A request's load has begun: it holds its blocks itself.
+    pub(crate) fn release_for(&mut self, chain: &[BlockIdentity]) {
+        let catalog = &self.tiers.shared.catalog;
+        let slot_of = |identity| catalog.places(identity).and_then(|places| places.slot(HOST));
+        self.background.returned.retain(|(_, held)| {
+            let first = held.first().map(Lease::slot);
+            first.is_some() && !chain.iter().any(|identity| slot_of(identity) == first)
+        });
     }
 
     /// Does what is due; called when nothing else is to be done.
@@ -119,12 +167,18 @@ impl Mover {
         StoreCounters::add(&self.tiers.shared.counters.prefetched, count);
         let deadline = now + self.tiers.shared.config.prefetch.map_or(CHECK_EVERY, |config| config.lead);
         let piece = chain[first..first + count].to_vec();
-        self.load_ahead(piece, first as u32, deadline);
+        self.load_ahead(piece, first as u32, deadline, Destination::Ahead(last));
     }
 
     /// Brings blocks into host memory for which nobody waits.
-    fn load_ahead(&mut self, chain: Vec<BlockIdentity>, first: u32, deadline: Instant) {
-        let (request, destination) = (BACKGROUND_REQUEST, Destination::Host);
+    fn load_ahead(
+        &mut self,
+        chain: Vec<BlockIdentity>,
+        first: u32,
+        deadline: Instant,
+        destination: Destination,
+    ) {
+        let request = BACKGROUND_REQUEST;
         let wanted = LoadRequest { request, chain, first, destination, is_verified_there: false, deadline };
         self.loads.start(wanted, &mut self.tiers, &self.device);
     }

@@ -7,9 +7,9 @@
 use std::collections::HashMap;
 
 use kvstore_block::BlockIdentity;
-use kvstore_remote::Ticket;
+use kvstore_remote::{Ticket, named};
 
-use super::{Delivered, FarResult, Incoming, ReturnedSlots};
+use super::{Delivered, DeliveredSum, FarResult, Incoming, ReturnedSlots};
 
 /// The reads of one driver, which its thread alone uses.
 #[derive(Default)]
@@ -36,8 +36,7 @@ impl InFlightReads {
         let identities = &incoming.chain[incoming.first..];
         let delivered = |(&(bytes, checksum), identity): (&(u32, u64), &BlockIdentity)| Delivered {
             bytes,
-            checksum,
-            seed: identity.short(),
+            sum: DeliveredSum::Block(named(checksum, identity)),
         };
         let blocks: Vec<Delivered> = sums.iter().zip(identities).map(delivered).collect();
         if is_held {

@@ -71,10 +71,17 @@ pub struct ReturnedSlots {
 pub struct Delivered {
     /// Its length.
     pub bytes: u32,
-    /// xxh3-64 of its bytes by the writer's account.
-    pub checksum: u64,
-    /// The seed of that checksum.
-    pub seed: u64,
+    /// The checksum of its bytes by the writer's account.
+    pub sum: DeliveredSum,
+}
+
+/// A checksum of a block that a tier further away has delivered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeliveredSum {
+    /// That of `dataplane-checksum`, which host memory has of every block.
+    Block(u64),
+    /// xxh3-64.
+    Xxh3(u64),
 }
 
 /// What a tier further away answers.

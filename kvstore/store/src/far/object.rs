@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::StoreBuilder;
 use crate::error::StoreError;
-use crate::far::{Delivered, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
+use crate::far::{Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
 
 /// Look-ups and reads under way at a time.
 const REQUESTS_MAX: usize = 256;
@@ -263,8 +263,7 @@ impl FarTier for ObjectTier {
                     target.slab().write(target.slot(), 0, &block.payload);
                     arrived.push(Delivered {
                         bytes: block.payload.len() as u32,
-                        checksum: block.checksum,
-                        seed: 0,
+                        sum: DeliveredSum::Xxh3(block.checksum),
                     });
                     tokio::task::yield_now().await;
                 }

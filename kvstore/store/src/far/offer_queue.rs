@@ -1,15 +1,12 @@
-//! Blocks on their way to other nodes that wait for their checksums: nobody waits for them, so they take a bounded part of
-//! each turn of the thread that also reads.
-//!
-//! Each block is read once, in pieces: the same pass finds damage since the block was stored and takes the checksum that
-//! the other node compares with.
+//! Blocks on their way to other nodes that are verified first: nobody waits for them, so they take a bounded part of
+//! each turn of the thread that also reads. The checksum that goes with a block is the one that it was stored with.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvstore_block::BlockIdentity;
-use kvstore_remote::BlockHasher;
+use kvstore_remote::named;
 
 use super::Outgoing;
 use crate::memory::BlockCheck;
@@ -41,18 +38,12 @@ pub(super) struct Offer {
     pub(super) _counted: Counted,
 }
 
-/// Both checksums of the block whose turn it is, in the making.
-struct Sums {
-    check: BlockCheck,
-    sum: BlockHasher,
-}
-
 /// In the order of arrival.
 #[derive(Default)]
 pub(super) struct OfferQueue {
     waiting: VecDeque<Box<Offer>>,
     /// Of the first of those.
-    sums: Option<Sums>,
+    check: BlockCheck,
 }
 
 impl OfferQueue {
@@ -68,11 +59,9 @@ impl OfferQueue {
     /// or none where it is damaged. `None`: the budget is spent, or nothing waits.
     pub(super) fn advance(&mut self, budget: &mut usize) -> Option<(Box<Offer>, Option<u64>)> {
         let Outgoing { identity, block, .. } = &self.waiting.front()?.block;
-        let new = || Sums { check: BlockCheck::default(), sum: BlockHasher::new(identity) };
-        let Sums { check, sum } = self.sums.get_or_insert_with(new);
-        let is_intact = check.advance(block, budget, |piece| sum.update(piece))?;
-        let checksum = sum.finish();
-        self.sums = None;
+        let is_intact = self.check.advance(block, budget)?;
+        let checksum = named(block.checksum(), identity);
+        self.check = BlockCheck::default();
         if !is_intact {
             tracing::warn!("host tier: a block is damaged and is not sent to other nodes");
         }

@@ -95,7 +95,7 @@ impl Load {
     fn hand_over(&mut self, number: u64, lease: Lease, tiers: &mut Tiers, device: &mut DeviceCopies) -> bool {
         let index = self.cursor;
         let target = match &self.destination {
-            Destination::Held(_) => {
+            Destination::Held(_) | Destination::Ahead(_) => {
                 self.states[index] = State::Done(Some(lease));
                 return true;
             }

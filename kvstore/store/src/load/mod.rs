@@ -167,11 +167,18 @@ impl Loads {
             let times = LoadTimes { elapsed, disk_bytes, disk_wanted_bytes, host_bytes, copying, is_late };
             tiers.shared.observe_load(&times);
         }
-        if !matches!(destination, Destination::Host) {
+        if !matches!(destination, Destination::Host | Destination::Ahead(_)) {
             StoreCounters::add(&tiers.shared.counters.onboarded, verified);
         }
         match destination {
             Destination::Host => {}
+            Destination::Ahead(last) => {
+                let held = states.into_iter().take(verified).filter_map(|state| match state {
+                    State::Done(lease) => lease,
+                    _ => None,
+                });
+                tiers.fetched_ahead.push((last, held.collect()));
+            }
             Destination::Slots(slots) => tiers.tell(Moved::Onboarded { request, slots, verified }),
             Destination::Held(reply) => {
                 let memory = &tiers.shared.memory;

@@ -74,7 +74,7 @@ impl Load {
 
     /// Whether it gives each block back as soon as it is copied, and not all of them at its end.
     fn lets_go(&self) -> bool {
-        !matches!(self.destination, Destination::Held(_))
+        !matches!(self.destination, Destination::Held(_) | Destination::Ahead(_))
     }
 
     /// It holds blocks that it gives back by itself.
@@ -94,7 +94,7 @@ impl Load {
 
     /// Nobody waits for it, and its bandwidth was taken when it began.
     pub(super) fn is_background(&self) -> bool {
-        matches!(self.destination, Destination::Host)
+        matches!(self.destination, Destination::Host | Destination::Ahead(_))
     }
 
     /// Nothing more is to be brought for it: its time is up, or a block in its middle will not come.

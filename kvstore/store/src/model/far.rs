@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_plan::Tier;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::disk::write_slot;
 use super::{BLOCK, Random, content};
-use crate::far::{Delivered, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion, ReturnedSlots};
+use crate::far::{
+    Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion, ReturnedSlots,
+};
 
 #[derive(Default)]
 struct Pending {
@@ -181,13 +183,16 @@ fn deliver(
     let identities = &incoming.chain[incoming.first..];
     let mut blocks = Vec::new();
     for (target, identity) in targets.iter().zip(identities).take(count) {
-        let (mut bytes, seed) = (content(identity), identity.short());
-        let checksum = xxh3_64_with_seed(&bytes, seed);
+        let mut bytes = content(identity);
+        let sum = match random.percent(50) {
+            true => DeliveredSum::Block(dataplane_checksum::checksum(&bytes)),
+            false => DeliveredSum::Xxh3(xxh3_64(&bytes)),
+        };
         if !is_honest && random.percent(5) {
             bytes[random.below(BLOCK)] ^= 1;
         }
         write_slot(target, &bytes);
-        blocks.push(Delivered { bytes: BLOCK as u32, checksum, seed });
+        blocks.push(Delivered { bytes: BLOCK as u32, sum });
     }
     let mut held = None;
     if count < incoming.slots.len() && random.percent(50) {

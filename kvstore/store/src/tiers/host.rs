@@ -102,6 +102,8 @@ impl Tiers {
         let Arrival { identity, parent, position, bytes, checksum, origin, description } = arrival;
         let slot = filling.slot();
         let cost = self.shared.recompute_cost(position);
+        let meta = description.as_ref().map_or(&[][..], |description| &description.meta);
+        self.shared.memory.note(slot, position, meta);
         let is_new = filling.complete(checksum, bytes).register(identity, parent, cost) == Registered::New;
         if is_new {
             self.descriptions[slot as usize] = description;

@@ -15,6 +15,9 @@ mod write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::Lease;
+
 use crate::bandwidth::Bandwidth;
 use crate::disk::LocalDisk;
 use crate::far::Delivered;
@@ -40,6 +43,8 @@ pub(crate) struct Tiers {
     pub(crate) bandwidth: Bandwidth,
     pub(crate) hashing: HashBudget,
     pub(crate) room: Room,
+    /// Blocks that were brought up for idle conversations, by their last blocks.
+    pub(crate) fetched_ahead: Vec<(BlockIdentity, Vec<Lease>)>,
 }
 
 /// Whether something was let go of since those who wait for room were tried last.
@@ -76,7 +81,7 @@ impl Tiers {
         let descriptions = vec![None; shared.memory.slot_count()];
         let (hashing, room) = (HashBudget::new(), Room::default());
         let now = Instant::now();
-        Self { shared, notify, now, descriptions, disk, bandwidth, hashing, room }
+        Self { shared, notify, now, descriptions, disk, bandwidth, hashing, room, fetched_ahead: Vec::new() }
     }
 
     /// Slots of host memory.
@@ -99,7 +104,7 @@ impl Tiers {
     pub(crate) fn checksum_of(&mut self, slot: u32, delivered: &Delivered) -> Option<u64> {
         let bytes = delivered.bytes as usize;
         self.hashing.spend(bytes);
-        self.shared.memory.checksum_if(slot, bytes, delivered.seed, delivered.checksum)
+        self.shared.memory.checksum_if(slot, bytes, delivered.sum)
     }
 
     /// Tells what happened.

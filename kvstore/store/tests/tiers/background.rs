@@ -59,6 +59,34 @@ fn blocks_of_a_conversation_are_there_before_it_goes_on() {
     assert!(told[0] >= 18 && told[1] >= 18 && told[1] <= told[0], "{told:?}");
 }
 
+/// New blocks are the first to be evicted; those that were fetched ahead stay until their conversation goes on.
+#[test]
+fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
+    let disk = files(256);
+    let prefetch =
+        ReturnConfig { lead: Duration::from_secs(60), prefetch_chance: 0.0, ..ReturnConfig::default() };
+    let config = StoreConfig { prefetch: Some(prefetch), ..StoreConfig::new(BLOCK, TOKENS) };
+    let mut rig = Rig::configured(with_disk(24, &disk, WriteMode::Through), config);
+    let talk = chain(1000, 6);
+    (0..6).for_each(|position| rig.offload(&talk, position));
+    let fill = |rig: &mut Rig, seed: u64, at_disk: u64| {
+        let others = chain(seed, 24);
+        (0..24).for_each(|position| rig.offload(&others, position));
+        rig.settle_but(at_disk, 6);
+    };
+    fill(&mut rig, 1, 30);
+    assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");
+    rig.store.went_idle(&talk);
+    wait_for(&mut rig, "fetched", |rig| talk.iter().all(|identity| rig.store.is_on_host(identity)));
+    fill(&mut rig, 2, 54);
+    fill(&mut rig, 3, 78);
+    assert!(talk.iter().all(|identity| rig.store.is_on_host(identity)), "held");
+    rig.store.came(&chain(1000, 8));
+    assert_eq!(rig.onboard(&talk, PATIENCE), 6);
+    wait_for(&mut rig, "its load holds them now", |rig| rig.store.leased_slots() == 0);
+    assert_eq!(rig.counter("prefetch_used_blocks"), 6);
+}
+
 /// Host memory that conversations fetched ahead of time may fill is bounded, and what is fetched in vain is told.
 #[test]
 fn what_is_fetched_in_vain_is_bounded_and_counted() {

@@ -1,20 +1,14 @@
 //! Blocks go out and come back as they were.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::unbounded;
-use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
-use kvstore_block::{BlockIdentity, BlockLayout, ElementType};
-use kvstore_catalog::PolicyKind;
+use kvstore_block::BlockIdentity;
 use kvstore_io::faulty::Faults;
-use kvstore_quantise::{Format, QuantisedLayout, Scheme};
-use kvstore_store::{
-    Description, HostTier, Moved, Offload, Onboard, StoreBuilder, StoreConfig, TenantId, WriteMode,
-};
+use kvstore_store::{Description, TenantId, WriteMode};
 
-use crate::rig::{Behind, PATIENCE, Rig, TOKENS, chain, contents, files, no_disk, with_disk};
+use crate::rig::{Behind, PATIENCE, Rig, chain, contents, files, no_disk, with_disk};
 
 #[test]
 fn blocks_come_back_from_host_memory_as_they_went() {
@@ -243,70 +237,5 @@ fn what_is_forgotten_just_before_the_end_stays_forgotten() {
         drop(rig);
         let rig = Rig::new(with_disk(8, &files, WriteMode::Through));
         assert_eq!(rig.survivors, [], "written before: {is_written}");
-    }
-}
-
-/// 8-bit blocks take half the room of bf16 ones and come back close to what they were; what cannot be represented is
-/// not kept.
-#[test]
-fn quantised_blocks_come_back_within_their_error() {
-    let layout = BlockLayout {
-        layers: 2,
-        parts: 2,
-        tokens: TOKENS,
-        kv_heads: 2,
-        head_dim: 32,
-        element: ElementType::Bf16,
-    };
-    for (format, tolerance) in [(Format::Int8, 0.012), (Format::Fp8E4m3, 0.07)] {
-        let quantised = QuantisedLayout::new(layout, Scheme::recommended(format, &layout)).expect("it fits");
-        assert!(quantised.bytes() < layout.block_bytes() * 3 / 4);
-        let slab = SlabLayout { slot_bytes: layout.block_bytes(), slot_count: 4 };
-        let pool = SlotPool::new(Arc::new(Slab::create("pool", slab, PageSize::Standard).expect("slab")));
-        let config =
-            StoreConfig { quantised: Some(quantised), ..StoreConfig::new(quantised.bytes(), TOKENS) };
-        let host = HostTier { slots: 2, pages: PageSize::Standard, eviction: PolicyKind::Lru };
-        let (sender, moved) = unbounded();
-        let notify = move |event| {
-            let _over = sender.send(event);
-        };
-        let (store, survivors) =
-            StoreBuilder::new(config, host).expect("memory").start(notify).expect("threads");
-        let mut rig = Rig { pool, store, moved, survivors, told: HashMap::new(), next_request: 0 };
-        let blocks = chain(20, 2);
-        let values: Vec<f32> =
-            (0..layout.block_bytes() / 2).map(|at| ((at * 37 % 401) as f32 - 200.0) / 50.0).collect();
-        let offload = |rig: &mut Rig, position: usize, first: f32| {
-            let slot = rig.pool.acquire().expect("slot");
-            let all = std::iter::once(first).chain(values[1..].iter().copied());
-            let bytes: Vec<u8> =
-                all.flat_map(|value| ((value.to_bits() >> 16) as u16).to_le_bytes()).collect();
-            slot.slab().write(slot.slot(), 0, &bytes);
-            let description =
-                Description { parent: None, position: 0, meta: Arc::from([]), tenant: TenantId(0) };
-            let identity = blocks[position];
-            assert!(rig.store.offload(Offload { identity, description, slot }).is_ok());
-            while !matches!(rig.next(), Moved::Offloaded { .. }) {}
-        };
-        offload(&mut rig, 0, values[0]);
-        offload(&mut rig, 1, f32::NAN);
-        assert_eq!(rig.store.look_up(&blocks), 1, "what is not finite is not kept");
-        assert_eq!(rig.counter("unfit_blocks"), 1);
-        let target = rig.pool.acquire().expect("slot");
-        let deadline = Instant::now() + PATIENCE;
-        let chain = blocks[..1].to_vec();
-        let job = Onboard { request: 1, chain, first: 0, targets: vec![target], deadline };
-        assert!(rig.store.onboard(job).is_ok());
-        let slots = loop {
-            if let Moved::Onboarded { slots, verified: 1, .. } = rig.next() {
-                break slots;
-            }
-        };
-        let mut bytes = vec![0; layout.block_bytes()];
-        slots[0].slab().read(slots[0].slot(), 0, &mut bytes);
-        for (value, bytes) in values.iter().zip(bytes.chunks_exact(2)) {
-            let back = f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
-            assert!((back - value).abs() <= tolerance * 4.0, "{value} came back as {back}");
-        }
     }
 }

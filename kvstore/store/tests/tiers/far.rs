@@ -14,8 +14,9 @@ use kvstore_io::faulty::Faults;
 use kvstore_io::testing::MemoryFiles;
 use kvstore_store::far::Portion;
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, Delivered, Description, FarInbox, FarResult, FarTier, HostTier, Incoming,
-    Moved, Outgoing, Plan, Prepare, Prompt, ReturnConfig, StoreBuilder, StoreConfig, TenantId, WriteMode,
+    BandwidthLimit, BandwidthTier, Delivered, DeliveredSum, Description, FarInbox, FarResult, FarTier,
+    HostTier, Incoming, Moved, Outgoing, Plan, Prepare, Prompt, ReturnConfig, StoreBuilder, StoreConfig,
+    TenantId, WriteMode,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -49,8 +50,7 @@ impl FarTier for Elsewhere {
         }
         let delivered = |identity: &BlockIdentity| Delivered {
             bytes: BLOCK as u32,
-            checksum: xxh3_64(&contents(identity)),
-            seed: 0,
+            sum: DeliveredSum::Xxh3(xxh3_64(&contents(identity))),
         };
         let blocks =
             incoming.chain[incoming.first..].iter().map(delivered).take(incoming.targets.len()).collect();

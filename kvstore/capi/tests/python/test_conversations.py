@@ -1,0 +1,137 @@
+"""Conversations that wait for their users: the store hears when an answer is complete and when a prompt goes on with it."""
+
+import tempfile
+import time
+import unittest
+from dataclasses import dataclass
+
+from kvasir_kv.library import Library, Store, StoreError
+from kvasir_kv.messages import Answer, Question, Step
+from kvasir_kv.scheduler import Scheduler
+from kvasir_kv.settings import Settings
+from test_engine import TOKENS, Engine, Request, configuration, wait_until
+
+
+@dataclass
+class Answered(Request):
+    """A request whose last tokens are its answer."""
+
+    answer: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.tokens) - self.answer
+
+
+def answered(name: str, tokens: list[int], answer: int = 0) -> Answered:
+    """A request that has been computed."""
+    return Answered(name, tokens, num_computed_tokens=len(tokens), answer=answer)
+
+
+def nothing(question: Question) -> Answer:
+    """What a store without blocks says."""
+    return Answer(0)
+
+
+class Conversations(unittest.TestCase):
+    def setUp(self) -> None:
+        self.scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: nothing, is_prefetching=True)
+
+    def step(self) -> Step:
+        return self.scheduler.next_step({}, lambda name: [[]])
+
+    def turn(self, request: Answered) -> Step:
+        """What the workers are told of one that comes and is over."""
+        self.scheduler.matched_tokens(request, 0)
+        told = self.step()
+        self.scheduler.finished(request)
+        self.assertTrue(self.scheduler.is_waiting(), "the engine has to go on until the workers know")
+        told.idle = self.step().idle
+        return told
+
+    def test_a_prompt_goes_on_with_an_answer(self) -> None:
+        first = answered("first", list(range(100)), answer=40)
+        told = self.turn(first)
+        self.assertEqual((told.continued, told.idle), ([], [first.block_hashes[:6]]))
+        for name, tokens in [
+            # The answer's text is cut into the same tokens, or into others: its prompt is there in either case.
+            ("same", list(range(100)) + [7] * 60),
+            ("other", list(range(62)) + [7] * 60),
+        ]:
+            with self.subTest(name):
+                second = answered(name, tokens)
+                self.scheduler.matched_tokens(second, 0)
+                self.assertEqual(self.step().continued, [first.block_hashes[5]])
+                self.scheduler.finished(second)
+                self.step()
+                # It goes on once.
+                self.scheduler.matched_tokens(answered("late", list(range(70))), 0)
+                self.assertEqual(self.step().continued, [])
+                self.turn(first)
+
+    def test_prompts_that_only_begin_alike_are_other_conversations(self) -> None:
+        self.turn(answered("first", list(range(100))))
+        # A common system prompt of three blocks.
+        told = self.turn(answered("second", list(range(3 * TOKENS)) + [9] * 60))
+        self.assertEqual(told.continued, [])
+
+    def test_a_reset_makes_others_of_them(self) -> None:
+        self.turn(answered("first", list(range(100))))
+        self.assertTrue(self.scheduler.reset())
+        self.scheduler.matched_tokens(answered("second", list(range(120))), 0)
+        self.assertEqual(self.step().continued, [])
+
+    def test_nothing_is_told_where_nothing_is_fetched_ahead(self) -> None:
+        self.scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: nothing)
+        request = answered("first", list(range(100)))
+        self.scheduler.matched_tokens(request, 0)
+        self.scheduler.finished(request)
+        self.assertFalse(self.scheduler.is_waiting())
+        self.assertTrue(self.step().is_empty())
+
+    def test_ends_of_conversations_are_bounded(self) -> None:
+        for at in range(600):
+            self.turn(answered(f"{at}", [at] * 10 * TOKENS, answer=9 * TOKENS))
+        self.assertLessEqual(len(self.scheduler._idle), 4096)
+
+    def test_settings(self) -> None:
+        def is_prefetching(**store: object) -> bool:
+            return Settings.parse({"store": store}).is_prefetching
+
+        self.assertFalse(is_prefetching())
+        self.assertTrue(is_prefetching(disk_tier={"path": "/a"}))
+        self.assertTrue(is_prefetching(object_tier={"url": "s3://bucket"}))
+        self.assertFalse(is_prefetching(disk_tier={"path": "/a"}, host_tier={"prefetch": False}))
+
+    def test_blocks_are_in_memory_before_the_prompt_comes(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            text = configuration(24) + 'prefetch_chance = 0.0\nprefetch_lead = "10s"\n'
+            text += f'[disk_tier]\npath = "{folder}"\ncapacity = "8 MiB"\nsegment = "8 MiB"\n'
+            store = Store.open(Library(), text)
+            self.addCleanup(store.close)
+            engine = Engine(store, 64, is_nearby=True, is_prefetching=True)
+            tokens = list(range(4 * TOKENS))
+            engine.submit(Request("first", tokens))
+            engine.run()
+            # An engine whose conversations nobody is told of fills host memory while it is idle.
+            other = Engine(store, 64, is_nearby=True)
+            for at in range(4):
+                other.submit(Request(f"other {at}", [at + 1000] * 12 * TOKENS))
+                other.run()
+            wait_until(lambda: engine.worker.statistics()["prefetched"] >= 4)
+            time.sleep(0.05)
+            engine.submit(Request("second", tokens + [5] * TOKENS))
+            engine.run()
+            self.assertEqual((engine.loaded, engine.wrong), (4, []))
+            wait_until(lambda: engine.worker.statistics()["prefetch_used"] > 0)
+
+    def test_the_library_refuses_what_is_no_conversation(self) -> None:
+        store = Store.open(Library(), configuration(8))
+        self.addCleanup(store.close)
+        for event, names in [(2, b"n" * 16), (1, b"")]:
+            with self.assertRaises(StoreError):
+                store.conversation(event, names)
+
+
+if __name__ == "__main__":
+    unittest.main()
