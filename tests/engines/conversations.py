@@ -8,7 +8,6 @@ Mooncake trace (see GAPS), divided by --pace. The same conversations run twice: 
 """
 
 import argparse
-import os
 import random
 import statistics
 import sys
@@ -100,7 +99,8 @@ class Check(slow_disk.Check):
         (without, _), (with_it, counts) = results[False], results[True]
         ratios = [statistics.quantiles(with_it, n=10)[at] / statistics.quantiles(without, n=10)[at] for at in (4, 8)]
         self.say(counts["prefetch_used"] > 0, f"{counts['prefetch_used']} of {counts['prefetched']} blocks fetched ahead were used")
-        self.say(ratios[0] <= 1.0, f"with prefetching the first token comes in {ratios[0]:.2f} (p50) and {ratios[1]:.2f} (p90) of the time without")
+        # The median is of turns that find their blocks in memory either way.
+        self.say(ratios[0] <= 1.05 and ratios[1] < 1.0, f"with prefetching the first token comes in {ratios[0]:.2f} (p50) and {ratios[1]:.2f} (p90) of the time without")
 
 
 def main():

@@ -2,10 +2,11 @@
 other, and whatever is killed costs no wrong answer and no hang.
 
     shared.py --kvasir PATH [--ports 8101,8102] [--cores 0,1] [--transport shm] [--pools 2] [--kills 8] [--seed 1] [--prompts 7]
-              [--namespaces]
+              [--namespaces] [--disk]
 
 With `--namespaces` there are two nodes, each a network namespace with an engine and a pool, which reach each other by TCP over a bridge;
-needs root. One engine without the connector comes first: its answers are the measure (see judge.py).
+needs root. With `--disk` each pool has a disk below memory that holds a third of the prompts: what was computed is found again after
+both pools were killed. One engine without the connector comes first: its answers are the measure (see judge.py).
 """
 
 import argparse
@@ -13,6 +14,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from engines import LAB, chat
 FOLDER = LAB / "shared"
 NETWORK = "10.77.41"  # of --namespaces: the bridge is host 1, the nodes are 10 and 11
 BRIDGE = "kvasir-shared"
+DISK_POOL = "10 MiB"  # 128 slots in each of two pools, of some 350 blocks
 SLOT = "80 KiB"  # of the pools; a block of an engine has 64 KiB
 REST_SECONDS = 20
 AGAIN_MAX = 40  # prompts after the kills until blocks are shared again
@@ -85,6 +88,12 @@ class Pool:
         self.configuration.write_text(
             f'[store]\nname = "{self.name}"\npool = "512 MiB"\nslot = "{SLOT}"\nresp = []\nlisten = "{self.listen}"\n'
             f'http = "{self.http}"\n[transfer]\ntransport = "{options.transport}"\nsocket_folder = "{FOLDER}"\n')
+        self.has_disk = options.disk
+        if options.disk:
+            disk = FOLDER / f"disk-{self.name}"
+            shutil.rmtree(disk, ignore_errors=True)
+            text = self.configuration.read_text().replace('pool = "512 MiB"', f'pool = "{DISK_POOL}"')
+            self.configuration.write_text(text + f'[disk_tier]\npath = "{disk}"\ncapacity = "512 MiB"\nsegment = "64 MiB"\n')
         self.address = f"shm:{FOLDER}/kvasir-{self.name}-pool.sock" if options.transport == "shm" else f"tcp:{self.listen}"
         self.process = None
 
@@ -99,9 +108,16 @@ class Pool:
         self.process.wait()
 
     def count(self, name):
+        return self.metric(f"kvasir_pool_{name}")
+
+    def metric(self, name):
         lines = engines.get(f"http://{self.http}", "/metrics").splitlines()
-        (value,) = (line.split(" ")[1] for line in lines if line.startswith(f"kvasir_pool_{name} "))
+        (value,) = (line.split(" ")[1] for line in lines if line.startswith(f"{name} "))
         return int(value)
+
+    def kept(self):
+        """Blocks that it has, in memory or on its disk."""
+        return self.metric("kvasir_disk_blocks") if self.has_disk else self.count("blocks")
 
 
 class Check(offload.Check):
@@ -125,7 +141,10 @@ class Check(offload.Check):
 
     def settle(self, blocks):
         """Waits until so many blocks are in the pools, and tells how long that took."""
-        return engines.wait(f"{blocks} blocks in the pools", lambda: self.count("blocks") >= blocks, 60)
+        return engines.wait(f"{blocks} blocks in the pools", lambda: self.kept() >= blocks, 60)
+
+    def kept(self):
+        return sum(pool.kept() for pool in self.pools)
 
     def go(self):
         long = [self.prompt(offload.LONG) for _ in range(self.options.prompts)]
@@ -154,12 +173,20 @@ class Check(offload.Check):
         self.report()
 
     def shares(self, long, owns):
-        before = self.count("blocks")
+        before = self.kept()
         answers = self.ask_all(long)
         self.compare("computed by the first", answers, owns)
         blocks = sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in answers)
         seconds = self.settle(before + blocks)
         print(f"  {blocks} blocks were in the pools {seconds:.1f} s after the last answer", flush=True)
+        if self.settings.disk:
+            in_memory = self.count("blocks")
+            for pool in self.pools:
+                pool.kill()
+                pool.start()
+            self.say(self.kept() >= before + blocks, f"pools that were killed have {self.kept()} blocks on their disks; {in_memory} had room in memory")
+            # The engines have to find them again.
+            time.sleep(2)
         once = [body | {"max_tokens": 1} for body in long]
         came = self.other.ask_all(once, "pools")
         self.other.cached("the second, which has computed none of them", came)
@@ -174,7 +201,7 @@ class Check(offload.Check):
         self.times |= self.other.times
         # And the other way: what the second has computed is a hit of the first.
         fresh = [self.prompt(offload.LONG, 1) for _ in range(2)]
-        before = self.count("blocks")
+        before = self.kept()
         blocks = sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in self.other.ask_all(fresh))
         self.settle(before + blocks)
         self.cached("the first, of what the second computed", self.ask_all(fresh))
@@ -250,6 +277,7 @@ def main():
     parser.add_argument("--transport", default="shm", choices=("shm", "tcp"))
     parser.add_argument("--pools", type=int, default=2)
     parser.add_argument("--kills", type=int, default=8)
+    parser.add_argument("--disk", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=7)
     parser.add_argument("--namespaces", action="store_true", help="a network namespace for each engine with its pool")

@@ -736,7 +736,7 @@ section! {
         prefetch: bool = true;
         /// The chance, from 0 to 1, from which on blocks are brought up ahead.
         prefetch_chance: f64 = 0.25, in 0.0 => 1.0;
-        /// How long before a conversation goes on its blocks should be up.
+        /// Blocks are brought up when the conversation is likely to go on within this time.
         prefetch_lead: Duration = Duration::from_secs(60), in Duration::from_millis(1) => Duration::from_secs(3600);
         /// The part of this tier, and of the disk tier, that the blocks of one tenant (one `cache_salt`; requests without one
         /// are a tenant together) may fill, wherever they come from; beyond 8,192 tenants with blocks the rest share one part.
@@ -830,7 +830,8 @@ section! {
         /// Name of the node among the others, and of its socket for shared memory, `kvasir-NAME-pool.sock`: nodes that have one
         /// `transfer.socket_folder` need different names.
         name: String = "store".to_owned();
-        /// Host memory that other nodes may use. Where `resp` is empty, `[disk_tier]` is below it, and what it keeps outlives the process.
+        /// Host memory that other nodes may use. If `resp` is empty, `[disk_tier]` keeps its blocks over restarts; `write` must be
+        /// `through` and `write_frequency` 1 then.
         pool: Bytes = Bytes(256 << 20), in Bytes(0) => Bytes(1 << 44);
         /// Bytes of one slot of the pool and of the tiers behind the RESP service. Workers' blocks must fit.
         slot: Bytes = Bytes(128 << 10), in Bytes(4 << 10) => Bytes(1 << 30);

@@ -51,7 +51,7 @@ struct Running {
     values: Option<(Arc<Store>, TierCounters, Arc<RespCounters>)>,
 }
 
-/// Blocks of other nodes, and those who serve them.
+/// The pool: its thread, its store and their counters.
 struct Pool {
     service: PoolService,
     counters: Arc<PoolCounters>,
@@ -100,7 +100,8 @@ async fn keep(settings: &Settings) -> Result<()> {
 
 fn pool(settings: &Settings) -> Result<Pool> {
     let slot_bytes = settings.store.slot.0 as usize;
-    let slots = settings.store.pool.0 as usize / slot_bytes;
+    // Slots are whole pages.
+    let slots = settings.store.pool.0 as usize / slot_bytes.next_multiple_of(4096);
     ensure!(
         slots > 0,
         "store.pool is {}, less than store.slot, which is {}",
@@ -110,7 +111,7 @@ fn pool(settings: &Settings) -> Result<Pool> {
     let has_disk = settings.store.resp.is_empty();
     ensure!(
         !has_disk || settings.disk_tier.capacity.0 == 0 || settings.disk_tier.write == "through",
-        "disk_tier.write must be \"through\" below a pool"
+        "disk_tier.write is \"back\", but a pool evicts without writing first: set it to \"through\""
     );
     let blocks = Blocks {
         bytes: slot_bytes,
@@ -120,11 +121,17 @@ fn pool(settings: &Settings) -> Result<Pool> {
         pages: compose::pages(settings),
         instance: None,
     };
-    let mut settings_of_pool = without_requests(settings)?;
+    let mut settings_of_pool = without_planning(settings);
+    // Each block is given once, and stays on this node.
+    settings_of_pool.disk_tier.write_frequency = 1;
+    settings_of_pool.remote_tier.nodes.clear();
+    settings_of_pool.object_tier.url.clear();
     if !has_disk {
         settings_of_pool.disk_tier.capacity.0 = 0;
     }
-    let opened = tiers::open(&settings_of_pool, &blocks, |_| {})?.context("store.pool has no slot")?;
+    let opened = tiers::open(&settings_of_pool, &blocks, |_| {})
+        .with_context(|| "the pool's store; a disk of the Redis protocol's values cannot be a pool's, nor the other way round")?
+        .context("store.pool has no slot")?;
     let rails = rails::open_server(settings, opened.store.slab(), settings.store.listen)?;
     let counters = Arc::new(PoolCounters::default());
     let config = PoolConfig { lease: settings.store.lease, ..PoolConfig::default() };
@@ -145,25 +152,24 @@ fn pool(settings: &Settings) -> Result<Pool> {
     Ok(Pool { service, counters, store: opened.store, tiers: opened.counters })
 }
 
-/// The settings of a store that nobody asks for plans: neither values nor the blocks of a pool have tenants or conversations here.
-fn without_requests(settings: &Settings) -> Result<Settings> {
-    ensure!(
-        settings.remote_tier.nodes.is_empty() && settings.object_tier.url.is_empty(),
-        "remote_tier and object_tier are for workers: what `kvasir store` keeps stays on this node"
-    );
-    let is_each_written = settings.disk_tier.capacity.0 == 0 || settings.disk_tier.write_frequency == 1;
-    ensure!(
-        is_each_written,
-        "disk_tier.write_frequency must be 1 for `kvasir store`: each value or block is given once"
-    );
+/// Settings of a store without plans: neither values nor the blocks of a pool have tenants or conversations here.
+fn without_planning(settings: &Settings) -> Settings {
     let mut settings = settings.clone();
     settings.host_tier.tenant_share = 1.0;
     settings.host_tier.prefetch = false;
-    Ok(settings)
+    settings
 }
 
 async fn values(settings: &Settings) -> Result<(Server<StoredValues>, Arc<Store>, TierCounters)> {
     let slot_bytes = settings.store.slot.0 as usize;
+    ensure!(
+        settings.remote_tier.nodes.is_empty() && settings.object_tier.url.is_empty(),
+        "remote_tier and object_tier are for workers: values of the Redis protocol stay on this node"
+    );
+    ensure!(
+        settings.disk_tier.write_frequency == 1,
+        "disk_tier.write_frequency must be 1 for the Redis protocol: each SET is new"
+    );
     let blocks = Blocks {
         bytes: slot_bytes,
         tokens: TOKENS,
@@ -173,7 +179,7 @@ async fn values(settings: &Settings) -> Result<(Server<StoredValues>, Arc<Store>
         instance: None,
     };
     // They are not announced anywhere.
-    let opened = tiers::open(&without_requests(settings)?, &blocks, |_| {})?
+    let opened = tiers::open(&without_planning(settings), &blocks, |_| {})?
         .context("store.resp is set, and host_tier.capacity holds not even one store.slot")?;
     let config = resp_config(settings)?;
     let values = StoredValues::new(Arc::clone(&opened.store), slot_bytes, opened.survivors);

@@ -79,7 +79,7 @@ async fn work(
     let blocks = Blocks {
         bytes: layout.block_bytes(),
         tokens: layout.tokens,
-        // Blocks were once kept in several formats; these are `plain`.
+        // `plain` stays in the fingerprint so that disks of earlier releases are recognised.
         fingerprint: model.fingerprint() ^ layout.fingerprint() ^ xxh3_64(b"plain"),
         host_slots: compose::host_blocks(settings, &layout),
         pages: compose::pages(settings),

@@ -4,8 +4,7 @@
 //! * [`PagedLayout`] describes an engine by strides, [`SlotLayout`] a slot in one canonical order,
 //!   [`HeadRange`] the heads that two ranks share: every layout is data. [`EngineTensors`] makes both from an
 //!   engine's own terms.
-//! * [`CopyPlan`] gathers and scatters, [`QuantisePlan`] does so through fp8 or int8 codes with the bytes of
-//!   `kvstore-quantise`, [`ChecksumPlan`] verifies. Each batch is one [`Launch`].
+//! * [`CopyPlan`] gathers and scatters, [`QuantisePlan`] does so through fp8 or int8 codes, [`ChecksumPlan`] verifies. Each batch is one [`Launch`].
 //! * [`SOURCE`] is compiled at run time by who launches; [`checksum()`] and [`mod@reference`] are the same
 //!   results on a processor.
 //!

@@ -1,8 +1,7 @@
-//! A quantised slot: 64 bytes of header, then for each layer its planes (keys, values), each its scales, then
-//! a byte an element. The same bytes that `kvstore-quantise` writes and reads, which has the header; here it
-//! is 64 given bytes.
+//! A quantised slot: 64 bytes of header, which the caller gives, then for each layer its planes (keys, values), each its scales, then
+//! a byte an element.
 //!
-//! Equal to the bit, because every operation of that crate is one rounding to nearest even, which GPUs have,
+//! [`mod@crate::reference`] gives the same bytes on a processor: every operation is one rounding to nearest even, which GPUs have,
 //! and a greatest magnitude does not depend on the order. What differs is the report: a status word for the
 //! item, not the place of the first number that cannot be used, and a header or scale that is refused leaves
 //! the target undefined in both.

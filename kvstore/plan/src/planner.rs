@@ -45,7 +45,7 @@ pub struct Request<'a> {
     pub held: &'a [TierSet],
     /// Layer groups with blocks of their own, beside the prefix above.
     pub groups: &'a [Group<'a>],
-    /// Bytes of one block in each tier; tiers may quantise.
+    /// Bytes of one block in each tier.
     pub block_bytes: [u64; TIERS],
     /// Tokens of a block.
     pub block_tokens: u32,

@@ -1,6 +1,5 @@
-//! The checksum that goes with a block from node to node: that of its bytes (`dataplane-checksum`, which the store of whoever made the
-//! block has taken, or a GPU), exclusive or a word made of its identity. The right bytes under the wrong name are as wrong as wrong
-//! bytes, and whoever knows the one checksum knows the other without reading the block again.
+//! The checksum sent with a block: `dataplane-checksum` of its bytes, XORed with a word derived from its identity, so that right bytes
+//! under a wrong identity fail. Either checksum follows from the other without reading the block.
 //!
 //! Peers can write to the slab while we read, so bytes are copied into a private buffer first; the copy stays in
 //! the L1 cache. A [`Verifier`] does a bounded piece of a block at a time, so that one block of several MiB does
@@ -12,10 +11,10 @@ use kvstore_block::BlockIdentity;
 
 const CHUNK_BYTES: usize = 8 << 10;
 
-/// The checksum of a block's bytes with its name in it, from the one without. Its own inverse.
+/// The checksum of a block's bytes with its identity in it, from the one without. Its own inverse.
 #[must_use]
-pub fn named(checksum: u64, identity: &BlockIdentity) -> u64 {
-    // Bijections of a word (SplitMix64's finish): names that differ in these 64 bits give different words.
+pub fn with_identity(checksum: u64, identity: &BlockIdentity) -> u64 {
+    // A bijection of a word (SplitMix64's finish): identities that differ in these 64 bits give different words.
     let mixed = identity.short().wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -67,7 +66,7 @@ impl Verifier {
         }
         let sum = self.sum.seal(bytes as u64);
         self.reset();
-        Some(named(sum, identity))
+        Some(with_identity(sum, identity))
     }
 }
 
@@ -87,11 +86,11 @@ mod tests {
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at * 31 + at / 251) as u8).collect();
         slot.slab().write(slot.slot(), 0, &bytes);
         let (one, other) = (BlockIdentity([1; 16]), BlockIdentity([2; 16]));
-        let expected = named(dataplane_checksum::checksum(&bytes), &one);
+        let expected = with_identity(dataplane_checksum::checksum(&bytes), &one);
         assert_eq!(checksum(&one, &slot, 100_000), expected);
         assert_ne!(checksum(&other, &slot, 100_000), expected);
         assert_ne!(checksum(&one, &slot, 99_999), expected);
-        assert_eq!(named(expected, &one), dataplane_checksum::checksum(&bytes));
+        assert_eq!(with_identity(expected, &one), dataplane_checksum::checksum(&bytes));
         let (mut verifier, mut steps) = (Verifier::default(), 0);
         let sum = loop {
             steps += 1;

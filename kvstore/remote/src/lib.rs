@@ -32,7 +32,7 @@ mod sketch;
 mod wire;
 
 pub use breaker::BreakerState;
-pub use checksum::{checksum, named};
+pub use checksum::{checksum, with_identity};
 pub use client::{
     Outcome, PoolNode, Refusal, Refused, RemotePool, StoreBlock, StoreResult, Ticket, Verified,
 };

@@ -27,10 +27,10 @@ macro_rules! counters {
 
 counters! {
     /// Counters of a pool node.
-    pub PoolCounters, 18, {
-        slots: "Slots of the pool (level)",
+    pub PoolCounters, 19, {
+        slots: "Slots in memory (level)",
         free_slots: "Slots that nobody uses (level)",
-        blocks: "Blocks that can be found (level)",
+        blocks: "Blocks in memory (level)",
         leases: "Leases and reservations out (level)",
         fenced_slots: "Slots kept until the connection of a late client has ended (level)",
         verifying_blocks: "Blocks that wait for their checksum (level)",
@@ -42,10 +42,11 @@ counters! {
         refused_blocks: "Offers refused for want of a slot or because of their size",
         registered_blocks: "Blocks written, verified and registered",
         damaged_blocks: "Blocks whose bytes had the wrong checksum",
-        evicted_blocks: "Blocks that made room for others",
+        evicted_blocks: "Blocks evicted from memory; the disk may still have them",
         expired_leases: "Leases that their client did not end in time",
         fences: "Connections ended because of an expired lease",
         violations: "Connections ended because of a message that makes no sense",
+        other_versions: "Connections ended because the client speaks another version of the protocol",
     }
 }
 

@@ -22,19 +22,20 @@ use kvstore_block::BlockIdentity;
 
 use crate::checksum::Verifier;
 use crate::metrics::{add, set};
-use crate::wire::{FoundBlock, Message};
+use crate::wire::{FoundBlock, Message, VERSION};
 use crate::{PoolConfig, PoolCounters, RemoteError};
 pub use blocks::{Answer, LookedUp, PoolBlocks, PoolLevels, Readable, Writable};
 use leases::{Fenced, Held, LeaseName};
 use sessions::Session;
 use storing::{Committing, Job, Registering};
 
-/// How often the levels of the blocks are published while there is work, and once when there is none any more: they take a lock.
+/// Shortest interval between two publications of the levels while there is work: reading them takes the catalog's lock.
 const LEVELS_EVERY: Duration = Duration::from_millis(1);
 
 /// A look-up whose blocks are being brought into memory.
-struct Asked {
-    peer: PeerId,
+struct PendingLookUp {
+    /// `None`: the client has gone. The store still works for it, so it counts.
+    peer: Option<PeerId>,
     request: u64,
     /// Blocks that were asked for.
     wanted: usize,
@@ -54,7 +55,7 @@ pub struct PoolServer<F, B: PoolBlocks> {
     pending: HashSet<BlockIdentity>,
     jobs: VecDeque<Job<B>>,
     /// Look-ups that are answered later, by their questions. Each counts as a lease of its client.
-    asked: HashMap<u64, Asked>,
+    pending_look_ups: HashMap<u64, PendingLookUp>,
     /// Blocks that become known later, by their questions.
     registering: HashMap<u64, Registering>,
     suspects: usize,
@@ -92,7 +93,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             next_expiry: None,
             pending: HashSet::new(),
             jobs: VecDeque::new(),
-            asked: HashMap::new(),
+            pending_look_ups: HashMap::new(),
             registering: HashMap::new(),
             suspects: 0,
             verifier: Verifier::default(),
@@ -115,7 +116,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             self.digest(event, now);
         }
         self.events = events;
-        while let Some(answer) = self.blocks.next_answer() {
+        for _ in 0..self.config.poll_budget {
+            let Some(answer) = self.blocks.next_answer() else { break };
             work += 1;
             match answer {
                 Answer::Found { question, blocks } => self.found_later(question, blocks, now),
@@ -173,7 +175,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         self.leases.is_empty()
             && self.fenced.is_empty()
             && self.jobs.is_empty()
-            && self.asked.is_empty()
+            && self.pending_look_ups.is_empty()
             && self.registering.is_empty()
             && self.pending.is_empty()
             && self.committing.is_empty()
@@ -201,11 +203,21 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
                 }
                 let understood =
                     Message::decode(&message).is_some_and(|message| self.understand(peer, message, now));
-                if !understood {
+                if understood {
+                    return;
+                }
+                if let Some(version) = Message::other_version(&message) {
+                    tracing::warn!(
+                        ?peer,
+                        "pool: a client speaks version {version} of the pool's protocol and this node {VERSION}: run one release on \
+                         engines and pools; closing the connection"
+                    );
+                    add(&self.counters.other_versions, 1);
+                } else {
                     tracing::warn!(?peer, "pool: a message that makes no sense; closing the connection");
                     add(&self.counters.violations, 1);
-                    self.end_session(peer);
                 }
+                self.end_session(peer);
             }
             Event::PeerDown { peer, reason } => self.peer_down(peer, &reason),
             // Clients send no immediates, and nothing is posted with an id.
@@ -251,7 +263,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         match self.blocks.look_up(question, chain) {
             LookedUp::Now(blocks) => self.answer_look_up(peer, request, chain.len(), blocks, now),
             LookedUp::Later => {
-                self.asked.insert(question, Asked { peer, request, wanted: chain.len() });
+                let pending = PendingLookUp { peer: Some(peer), request, wanted: chain.len() };
+                self.pending_look_ups.insert(question, pending);
                 if let Some(session) = self.sessions.get_mut(&peer) {
                     session.leases += 1;
                 }
@@ -261,7 +274,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
 
     /// The blocks of a look-up have been brought into memory, as far as they came. A client that has gone hears of nothing.
     fn found_later(&mut self, question: u64, blocks: Vec<Readable<B::Reading>>, now: Instant) {
-        let Some(Asked { peer, request, wanted }) = self.asked.remove(&question) else { return };
+        let pending = self.pending_look_ups.remove(&question);
+        let Some(PendingLookUp { peer: Some(peer), request, wanted }) = pending else { return };
         self.forget_one(peer);
         if self.has_room_for_lease(peer) {
             self.answer_look_up(peer, request, wanted, blocks, now);

@@ -1,5 +1,5 @@
 //! The thread that runs a pool node: when idle it polls for a moment, then sleeps on the fabric's descriptors until
-//! something comes or a lease expires ([`dataplane_fabric::wait`]). It waits for no fixed timer, but for one case: what did not fit into a
+//! something comes, the blocks' bell rings or a lease expires ([`dataplane_fabric::wait`]). It waits for no fixed timer, but for one case: what did not fit into a
 //! client's queue is tried again after [`RETRY_FULL_AFTER`].
 
 use std::sync::Arc;

@@ -16,7 +16,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use fields::{Field, get_list, put_list};
 
 /// Raised when a message changes its meaning.
-const VERSION: u8 = 2;
+/// 2: the checksum of a block is that of `dataplane-checksum` with the identity in it.
+pub(crate) const VERSION: u8 = 2;
 /// Blocks that one message may name: the bits of a `u64` in `Message::Commit`.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 64;
 const SUM_BYTES: usize = 8;
@@ -30,7 +31,7 @@ pub struct Description {
     pub bytes: u32,
     /// [`crate::checksum`] of those bytes.
     pub checksum: u64,
-    /// Whatever the store needs to know to use the bytes (layout fingerprint, quantisation). Not looked at here.
+    /// A word of the writer's, returned with the block and not interpreted.
     pub meta: u64,
 }
 
@@ -120,6 +121,13 @@ impl Message {
         let sum = xxh3_64(&out);
         sum.put(&mut out);
         out.into_boxed_slice()
+    }
+
+    /// The version of the protocol that the sender of these bytes speaks, if it is another one.
+    pub(crate) fn other_version(bytes: &[u8]) -> Option<u8> {
+        let (body, sum) = bytes.split_last_chunk::<SUM_BYTES>()?;
+        let version = *body.first()?;
+        (version != VERSION && xxh3_64(body) == u64::from_le_bytes(*sum)).then_some(version)
     }
 
     /// `None` when the bytes are not exactly one message of this version.

@@ -227,7 +227,7 @@ fn run(seed: u64, harm: bool) -> Tally {
         queue_depth_max: if seed.is_multiple_of(2) { 64 } else { 5 },
     };
     let config = RemoteConfig { hot_count: 4, ..config(seed) };
-    let cluster = Cluster::new(seed, faults, (SERVERS, CLIENTS), 96, config);
+    let cluster = Cluster::delaying(seed, faults, (SERVERS, CLIENTS), 96, config, seed);
     let asked = (0..CLIENTS).map(|_| BTreeMap::new()).collect();
     let random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut simulation = Simulation { cluster, random, asked, kept: Vec::new(), tally: Tally::default() };

@@ -107,7 +107,7 @@ impl HostMemory {
         checksum(&self.slab, slot, bytes)
     }
 
-    /// The same, if the bytes that it is taken from are as they should be.
+    /// The checksum of a slot's bytes if it is the `expected` one, else `None`.
     pub(crate) fn checksum_if(&self, slot: u32, bytes: usize, expected: DeliveredSum) -> Option<u64> {
         match expected {
             DeliveredSum::Block(expected) => {

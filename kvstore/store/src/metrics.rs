@@ -84,10 +84,14 @@ impl StoreCounters {
                 "Blocks brought into host memory because their conversation was likely to go on",
                 read(&self.prefetched),
             ),
-            ("prefetch_used_blocks", "Of those, blocks whose conversation did", read(&self.prefetch_used)),
+            (
+                "prefetch_used_blocks",
+                "Prefetched blocks whose conversation went on",
+                read(&self.prefetch_used),
+            ),
             (
                 "prefetch_wasted_blocks",
-                "Of those, blocks whose conversation did not in time",
+                "Prefetched blocks whose conversation did not go on in time",
                 read(&self.prefetch_wasted),
             ),
             ("probed_blocks", "Blocks read to learn a tier's speed", read(&self.probed)),

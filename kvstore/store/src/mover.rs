@@ -130,9 +130,10 @@ impl Mover {
         if self.tiers.resume_writes(now) {
             is_idle = false;
         }
+        self.tiers.shared.unwritten.store(self.tiers.unwritten(), Ordering::Relaxed);
         self.hold_ahead(now);
-        self.far.check_sums();
-        self.tiers.check_sums();
+        self.far.check_guards();
+        self.tiers.check_guards();
         if is_idle {
             self.work_ahead(now);
         }
@@ -205,7 +206,7 @@ impl Mover {
     fn start(&mut self, job: Job) {
         match job {
             Job::Load(wanted) => {
-                let returned = (!self.background.returned.is_empty()).then(|| wanted.chain.clone());
+                let returned = (!self.background.held_for_load.is_empty()).then(|| wanted.chain.clone());
                 self.loads.start(wanted, &mut self.tiers, &self.device);
                 if let Some(chain) = returned {
                     self.release_for(&chain);

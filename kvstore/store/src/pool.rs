@@ -1,52 +1,77 @@
 //! A store's blocks for other nodes: what a pool serves ([`PoolBlocks`]).
 //!
 //! Clients read and write host memory's slots themselves. What only the disk has is brought into memory first, for
-//! [`BELOW_MAX`] at most; what has not come by then is a miss. A block is verified once, by the pool when it has been written there, and
+//! [`DISK_WAIT_MAX`] at most; what has not come by then is a miss. A block is verified once, by the pool when it has been written there, and
 //! every reader verifies what it has read.
 //!
 //! Pools have parts of chains: a client sends each group of blocks to a node of its own. A block whose parent is not in memory here
 //! begins a chain of this store.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_fabric::wait::Bell;
-use dataplane_memory::Slab;
+use dataplane_memory::{Slab, SlotGrant};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::TenantId;
-use kvstore_remote::{Answer, Description, LookedUp, PoolBlocks, PoolLevels, Readable, Writable, named};
+use kvstore_remote::{
+    Answer, Description as WireDescription, LookedUp, PoolBlocks, PoolLevels, Readable, Writable,
+    with_identity,
+};
 
+use crate::config::WriteMode;
+use crate::disk::NO_PARENT;
 use crate::memory::{HostBlock, NewSlot};
 use crate::store::Store;
 
-/// How long a look-up waits for blocks of the disk: about what clients wait for an answer.
-const BELOW_MAX: Duration = Duration::from_millis(100);
-/// The parent of a chain's first block.
-const NO_PARENT: BlockIdentity = BlockIdentity([0; 16]);
-
-/// The blocks of a store, whose disk, if it has one, is written through, and to whose events nobody listens.
+/// How long a look-up waits for blocks of the disk: half of the default of `remote_tier.deadline`, so that the answer arrives before a
+/// client counts a failure.
+const DISK_WAIT_MAX: Duration = Duration::from_millis(100);
+/// Serves the blocks of a store to other nodes. The events of the store must have no listener, because slots are made by evicting
+/// without events.
 pub struct StorePool {
     store: Arc<Store>,
-    answers: Receiver<Answer<HostBlock>>,
-    sender: Sender<Answer<HostBlock>>,
+    answers: Receiver<Told>,
+    sender: Sender<Told>,
     bell: Option<Arc<Bell>>,
+    /// Places of blocks that the store's thread has not registered yet, by the question.
+    registering: HashMap<u64, BlockIdentity>,
+    positions: HashMap<BlockIdentity, u32>,
+}
+
+/// What the store's thread answers.
+enum Told {
+    Held { question: u64, chain: Vec<BlockIdentity>, blocks: Vec<HostBlock> },
+    Registered { question: u64, is_kept: bool },
+}
+
+/// Keeps a block in a slot whose name a client was told. The name is stale when the last client is done: after that the slot may hold
+/// another block, which the client must neither read nor write.
+pub struct Reading {
+    _block: HostBlock,
+    _granted: SlotGrant,
 }
 
 impl StorePool {
-    /// The blocks of this store, which others may use too.
+    /// The blocks of this store, which others may use too. Panics when its disk is not written through: blocks that leave memory would
+    /// be lost.
     #[must_use]
     pub fn new(store: Arc<Store>) -> Self {
+        let is_written_through = store.disk_write().is_none_or(|mode| mode == WriteMode::Through);
+        assert!(is_written_through, "the disk below a pool is written through");
         let (sender, answers) = unbounded();
-        Self { store, answers, sender, bell: None }
+        let (registering, positions) = (HashMap::new(), HashMap::new());
+        Self { store, answers, sender, bell: None, registering, positions }
     }
 
-    /// What hands an answer over, from another thread.
-    fn answering(&self) -> impl FnOnce(Answer<HostBlock>) + Send + 'static {
+    /// The callback that sends an answer from the store's thread and rings the pool's bell.
+    fn answering(&self) -> impl FnOnce(Told) + Send + 'static {
         let (sender, bell) = (self.sender.clone(), self.bell.clone());
-        move |answer| {
+        move |told| {
             // A pool that has ended needs no answers.
-            let _ended = sender.send(answer);
+            let _ended = sender.send(told);
             if let Some(bell) = bell {
                 bell.ring();
             }
@@ -54,22 +79,25 @@ impl StorePool {
     }
 }
 
-fn readable(identity: &BlockIdentity, block: HostBlock) -> Readable<HostBlock> {
-    let description = Description {
+/// On the pool's thread, which alone makes and ends grants.
+fn readable(identity: &BlockIdentity, block: HostBlock) -> Readable<Reading> {
+    let description = WireDescription {
         parent: block.parent().unwrap_or(NO_PARENT),
         bytes: block.len() as u32,
-        checksum: named(block.checksum(), identity),
+        checksum: with_identity(block.checksum(), identity),
         meta: block.word(),
     };
-    Readable { slot: block.slot().clone(), description, hold: block }
+    let slot = block.slot().clone();
+    let hold = Reading { _granted: slot.grant(), _block: block };
+    Readable { slot, description, hold }
 }
 
-fn all_readable(chain: &[BlockIdentity], blocks: Vec<HostBlock>) -> Vec<Readable<HostBlock>> {
+fn all_readable(chain: &[BlockIdentity], blocks: Vec<HostBlock>) -> Vec<Readable<Reading>> {
     chain.iter().zip(blocks).map(|(identity, block)| readable(identity, block)).collect()
 }
 
 impl PoolBlocks for StorePool {
-    type Reading = HostBlock;
+    type Reading = Reading;
     type Writing = NewSlot;
 
     fn slab(&self) -> &Arc<Slab> {
@@ -82,7 +110,7 @@ impl PoolBlocks for StorePool {
         PoolLevels { slots: slots as usize, free, blocks, evicted }
     }
 
-    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookedUp<HostBlock> {
+    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookedUp<Reading> {
         let held = self.store.hold_prefix(chain);
         let is_below = chain.get(held.len()).is_some_and(|next| self.store.is_on_disk(next));
         if !is_below {
@@ -90,14 +118,14 @@ impl PoolBlocks for StorePool {
         }
         let chain = chain[..self.store.look_up(chain)].to_vec();
         let (answer, asked) = (self.answering(), chain.clone());
-        let reply = move |blocks| answer(Answer::Found { question, blocks: all_readable(&asked, blocks) });
-        match self.store.hold(chain.clone(), Instant::now() + BELOW_MAX, reply) {
+        let reply = move |blocks| answer(Told::Held { question, chain: asked, blocks });
+        match self.store.hold(chain.clone(), Instant::now() + DISK_WAIT_MAX, reply) {
             Ok(()) => LookedUp::Later,
             Err(_) => LookedUp::Now(all_readable(&chain, held)),
         }
     }
 
-    fn find(&mut self, identity: &BlockIdentity) -> Option<Readable<HostBlock>> {
+    fn find(&mut self, identity: &BlockIdentity) -> Option<Readable<Reading>> {
         let block = self.store.pin_now(&[*identity])?.pop()?;
         Some(readable(identity, block))
     }
@@ -119,19 +147,25 @@ impl PoolBlocks for StorePool {
         &mut self,
         question: u64,
         identity: BlockIdentity,
-        description: Description,
+        description: WireDescription,
         written: Writable<NewSlot>,
     ) -> Option<bool> {
-        let parent = self.store.pin_now(&[description.parent]).and_then(|mut parent| parent.pop());
-        let place = parent.map_or((None, 0), |parent| (Some(description.parent), parent.position() + 1));
-        let (parent, position) = place;
+        let in_memory = self.store.pin_now(&[description.parent]).and_then(|mut parent| parent.pop());
+        let of_parent = in_memory.map(|parent| parent.position());
+        let of_parent = of_parent.or_else(|| self.positions.get(&description.parent).copied());
+        let position = of_parent.map_or(0, |position| position + 1);
+        let parent = of_parent.map(|_| description.parent);
         let meta = description.meta.to_le_bytes().into();
-        let (bytes, checksum) = (description.bytes as usize, named(description.checksum, &identity));
+        let (bytes, checksum) = (description.bytes as usize, with_identity(description.checksum, &identity));
         let described = crate::Description { parent, position, meta, tenant: TenantId(0) };
         let answer = self.answering();
-        let done = move |is_kept| answer(Answer::Registered { question, is_kept });
+        let done = move |is_kept| answer(Told::Registered { question, is_kept });
         match self.store.put_verified(identity, described, written.hold, (bytes, checksum), done) {
-            Ok(()) => None,
+            Ok(()) => {
+                self.registering.insert(question, identity);
+                self.positions.insert(identity, position);
+                None
+            }
             Err(_) => Some(false),
         }
     }
@@ -140,8 +174,18 @@ impl PoolBlocks for StorePool {
         self.store.forget_on_host(vec![*identity]);
     }
 
-    fn next_answer(&mut self) -> Option<Answer<HostBlock>> {
-        self.answers.try_recv().ok()
+    fn next_answer(&mut self) -> Option<Answer<Reading>> {
+        match self.answers.try_recv().ok()? {
+            Told::Held { question, chain, blocks } => {
+                Some(Answer::Found { question, blocks: all_readable(&chain, blocks) })
+            }
+            Told::Registered { question, is_kept } => {
+                if let Some(identity) = self.registering.remove(&question) {
+                    self.positions.remove(&identity);
+                }
+                Some(Answer::Registered { question, is_kept })
+            }
+        }
     }
 
     fn has_answers(&self) -> bool {

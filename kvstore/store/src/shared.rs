@@ -118,6 +118,8 @@ pub(crate) struct Shared {
     pub(crate) config: StoreConfig,
     /// Loads inside, for the bound on them.
     pub(crate) loads: AtomicUsize,
+    /// Blocks of host memory that wait to be written to the disk.
+    pub(crate) unwritten: AtomicUsize,
     /// Callers fill slots themselves: some are to be free.
     pub(crate) wants_free_slots: AtomicBool,
     has_disk: bool,
@@ -158,6 +160,7 @@ impl Shared {
             counters: Arc::new(StoreCounters::default()),
             config,
             loads: AtomicUsize::new(0),
+            unwritten: AtomicUsize::new(0),
             wants_free_slots: AtomicBool::new(false),
             has_disk,
             others,

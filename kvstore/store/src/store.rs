@@ -13,6 +13,7 @@ use kvstore_catalog::{Lease, TenantId};
 use kvstore_disk::DiskCounters;
 
 use crate::Description;
+use crate::config::WriteMode;
 use crate::job::{Destination, Job, LoadRequest, NewBlock, Offload, Onboard, Prepare, Source, Throttled};
 use crate::memory::{HostBlock, NewSlot};
 use crate::metrics::StoreCounters;
@@ -23,6 +24,8 @@ use crate::shared::{DISK, HOST, LoadTimes, Plan, Prompt, Shared};
 const REQUESTS_MAX: usize = 16_384;
 /// Hints about conversations are dropped when so much waits already.
 const HINTS_MAX: usize = 64;
+/// The part of host memory that may wait to be written before no slots are given out by evicting, as a divisor.
+const UNWRITTEN_SHARE: usize = 4;
 /// Requests that the store numbers itself have this bit; callers' numbers must not.
 const OWN_REQUEST: u64 = 1 << 63;
 
@@ -205,7 +208,12 @@ impl Store {
         Some(NewSlot::new(reserved.fill(), Arc::clone(&self.shared.memory)))
     }
 
-    /// The memory of host memory's slots.
+    /// When blocks are written to the disk, if there is one.
+    pub(crate) fn disk_write(&self) -> Option<WriteMode> {
+        (self.slots.len() > 1).then_some(self.shared.config.disk_write)
+    }
+
+    /// The slab with all slots of host memory.
     #[must_use]
     pub fn slab(&self) -> &Arc<Slab> {
         self.shared.memory.slab()
@@ -229,9 +237,16 @@ impl Store {
         self.host_blocks(leases)
     }
 
-    /// A free slot of host memory, made by evicting on this thread if need be. Listeners are not told of what is evicted, and a disk
-    /// must have been written through.
+    /// A free slot of host memory, made by evicting on this thread if need be. None while none is free and the disk is behind: what it
+    /// has not written yet would be lost. Listeners are not told of what is evicted, and a disk must be written through.
     pub(crate) fn reserve_evicting(&self) -> Option<NewSlot> {
+        if let Some(free) = self.shared.catalog.reserve_free(HOST, TenantId(0)) {
+            return Some(NewSlot::new(free.fill(), Arc::clone(&self.shared.memory)));
+        }
+        let slots = self.shared.memory.slot_count();
+        if self.shared.unwritten.load(Ordering::Relaxed) > slots / UNWRITTEN_SHARE {
+            return None;
+        }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
         self.shared.catalog.reserve(HOST, 1, TenantId(0), &mut evicted, &mut reserved);
         StoreCounters::add(&self.shared.counters.evicted, evicted.len());

@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from . import handoff, identity
+from .conversations import IdleConversations
 from .handoff import Leg
 from .messages import Answer, Load, Prefill, Push, Question, Report, Save, Source, Step, TierChange
 
@@ -52,9 +53,6 @@ _LOOK_STEPS = 8
 queue in each step until there is room for it, and a look hashes a name for each block of its prompt. What has gone by then is
 computed, what has come is found by the next look."""
 
-
-_IDLE_MAX = 4096
-"""Blocks at the ends of idle conversations by which these are known; the oldest are forgotten."""
 
 _STEPS_UNDER_WAY_MAX = 64
 """Far more than an engine has; older ones are forgotten."""
@@ -203,8 +201,7 @@ class Scheduler:
         """When the last one's came."""
         self._uncomputed_tokens: dict[str, int] = {}
         """Tokens of prompts that are still to be computed, of requests that the engine has admitted."""
-        self._idle: dict[bytes, bytes] = {}
-        """The last block of an idle conversation, by the salted hash of each block at whose end a prompt may go on with it."""
+        self._idle_conversations = IdleConversations()
         self._epoch = b""
         self._is_cache_stale = False
         self._counters: Counter[str] = Counter()
@@ -365,7 +362,7 @@ class Scheduler:
         self._uncomputed_tokens.pop(request.request_id, None)
         if tracked is not None:
             self._forget_description(tracked)
-            self._went_idle(tracked)
+            self._conversation_idle(tracked)
         if tracked is None:
             # It was given up before anybody looked at it: the other side waits.
             if self._is_handing_over and (leg := Leg.of(request)) is not None:
@@ -447,21 +444,19 @@ class Scheduler:
                 self._described_blocks[name] = owners
         tracked.described = []
 
-    def _continued(self, tracked: _Tracked) -> None:
-        """A request that goes on with a conversation: one of its blocks is among the last ones of that."""
-        if not self._idle:
-            return
-        hashes = tracked.request.block_hashes
-        for at in range(self._hashed(tracked.request), 0, -1):
-            last = self._idle.get(tracked.salt + bytes(hashes[at * self._hashes_per_block - 1]))
-            if last is not None:
-                self._idle = {block: of for block, of in self._idle.items() if of != last}
-                self._step.continued.append(last)
-                return
+    def _end(self, tracked: _Tracked, block: int) -> bytes:
+        """Names the end of a request's block, for conversations."""
+        return tracked.salt + bytes(tracked.request.block_hashes[(block + 1) * self._hashes_per_block - 1])
 
-    def _went_idle(self, tracked: _Tracked) -> None:
-        """An answer is complete. Prompts that go on with it have the prompt's blocks, and those of the answer if their text is cut into
-        the same tokens."""
+    def _conversation_continued(self, tracked: _Tracked) -> None:
+        """Tells the stores if a request goes on with an idle conversation."""
+        blocks = reversed(range(self._hashed(tracked.request)))
+        last = self._idle_conversations.take_continued(self._end(tracked, block) for block in blocks)
+        if last is not None:
+            self._step.continued.append(last)
+
+    def _conversation_idle(self, tracked: _Tracked) -> None:
+        """Tells the stores that an answer is complete, or was given up: its user may go on with it."""
         if not self._is_prefetching or tracked.is_stale:
             return
         request = tracked.request
@@ -470,12 +465,8 @@ class Scheduler:
             return
         names = self._names(tracked, 0, complete)
         self._step.idle.append(names)
-        first = min(max(request.num_prompt_tokens // self._block_tokens, 1), complete)
-        hashes = request.block_hashes
-        for at in range(first, complete + 1):
-            self._idle[tracked.salt + bytes(hashes[at * self._hashes_per_block - 1])] = names[-1]
-        while len(self._idle) > _IDLE_MAX:
-            del self._idle[next(iter(self._idle))]
+        first = min(max(request.num_prompt_tokens // self._block_tokens, 1), complete) - 1
+        self._idle_conversations.add(names[-1], [self._end(tracked, block) for block in range(first, complete)])
 
     def take_counters(self) -> dict[str, int]:
         """What happened since the last call."""
@@ -494,7 +485,7 @@ class Scheduler:
             tracked = _Tracked(request, self._epoch + self._adapter_salt(request))
             self._requests[request.request_id] = tracked
             if self._is_prefetching:
-                self._continued(tracked)
+                self._conversation_continued(tracked)
             tracked.leg = Leg.of(request) if self._is_handing_over else None
             if tracked.leg is not None and tracked.salt:
                 # Nobody can tell whether the other engine has the weights that were put into this one, or the same adapter.

@@ -43,8 +43,8 @@ STORE = {
     "recomputed": "Blocks that were here and that plans left to be computed, at each look: loading takes longer, since the start.",
     "late": "Blocks that did not come before the deadlines of their loads, and were computed, since the start.",
     "prefetched": "Blocks brought into host memory because their conversations were likely to go on, since the start.",
-    "prefetch_used": "Of those, blocks whose conversations did, since the start.",
-    "prefetch_wasted": "Of those, blocks whose conversations did not in time, since the start.",
+    "prefetch_used": "Prefetched blocks whose conversation went on, since the start.",
+    "prefetch_wasted": "Prefetched blocks whose conversation did not go on in time, since the start.",
     "far_too_large": "Blocks that do not fit the slots of other nodes (store.slot there), since the start.",
 }
 

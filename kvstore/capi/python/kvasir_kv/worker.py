@@ -163,13 +163,14 @@ class Worker:
         """Begins the loads of a step, and answers its questions; before or after the engine computes it."""
         for prefill in step.prefills:
             self._quietly("observe_prefill", lambda: self._store.observe_prefill(prefill.tokens, prefill.context, prefill.seconds))
+        self._questions.extend(step.questions)
         for last in step.continued:
             self._tell_conversation(ConversationEvent.CONTINUED, [last])
-        for chain in step.idle:
-            self._tell_conversation(ConversationEvent.IDLE, chain)
-        self._questions.extend(step.questions)
         self._ask()
         self._begin(self._loads, step.loads)
+        # Names of whole conversations are hashed when the loads are under way.
+        for chain in step.idle:
+            self._tell_conversation(ConversationEvent.IDLE, chain)
 
     def _tell_conversation(self, event: ConversationEvent, hashes: list[bytes]) -> None:
         names = identity.identities(self._key, hashes)

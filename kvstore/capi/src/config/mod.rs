@@ -2,7 +2,7 @@
 //!
 //! Sections, keys, units and meanings are those of the product's configuration (`control/config/REFERENCE.md`), as far as
 //! this interface has them; `[queue]` is its own. What it has not is refused and not passed over: `eviction = "cost"`,
-//! because nobody tells here what computing a block again takes, and `host_tier.format`.
+//! because nobody tells here what computing a block again takes.
 
 mod far;
 mod value;

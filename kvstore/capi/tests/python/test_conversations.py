@@ -1,10 +1,10 @@
 """Conversations that wait for their users: the store hears when an answer is complete and when a prompt goes on with it."""
 
 import tempfile
-import time
 import unittest
 from dataclasses import dataclass
 
+from kvasir_kv.conversations import IdleConversations
 from kvasir_kv.library import Library, Store, StoreError
 from kvasir_kv.messages import Answer, Question, Step
 from kvasir_kv.scheduler import Scheduler
@@ -90,9 +90,34 @@ class Conversations(unittest.TestCase):
         self.assertTrue(self.step().is_empty())
 
     def test_ends_of_conversations_are_bounded(self) -> None:
-        for at in range(600):
-            self.turn(answered(f"{at}", [at] * 10 * TOKENS, answer=9 * TOKENS))
-        self.assertLessEqual(len(self.scheduler._idle), 4096)
+        idle = IdleConversations(conversations_max=3)
+        for at in range(5):
+            idle.add(b"%d" % at, [b"%d %d" % (at, end) for end in range(20)])
+        self.assertEqual(len(idle), 3)
+        first, middle, last = ([idle.take_continued([b"%d %d" % (at, end)]) for at in range(5)] for end in (0, 5, 19))
+        self.assertEqual((first, middle, last), ([None, None, b"2", b"3", b"4"], [None] * 5, [None] * 5))
+        idle.add(b"5", [b"5 %d" % end for end in range(20)])
+        self.assertEqual([idle.take_continued([b"5 5"]), idle.take_continued([b"5 13"]), len(idle)], [None, b"5", 0])
+
+    def test_an_end_that_two_conversations_have_tells_nothing(self) -> None:
+        idle = IdleConversations()
+        idle.add(b"one", [b"prompt", b"one"])
+        idle.add(b"two", [b"prompt", b"two"])
+        self.assertEqual(idle.take_continued([b"none", b"prompt"]), None)
+        self.assertEqual(idle.take_continued([b"one", b"prompt"]), b"one")
+        self.assertEqual(idle.take_continued([b"prompt"]), b"two", "it is the other one's alone now")
+        self.assertEqual(len(idle), 0)
+        # The same conversation twice is one.
+        idle.add(b"one", [b"prompt"])
+        idle.add(b"one", [b"prompt"])
+        self.assertEqual(idle.take_continued([b"prompt"]), b"one")
+
+    def test_an_answer_that_was_given_up_may_be_gone_on_with(self) -> None:
+        request = answered("first", list(range(100)), answer=40)
+        # The engine computed 50 of 60 tokens of the prompt.
+        request.num_computed_tokens = 50
+        self.assertEqual(self.turn(request).idle, [request.block_hashes[:3]])
+        self.assertEqual(self.turn(answered("second", list(range(120)))).continued, [request.block_hashes[2]])
 
     def test_settings(self) -> None:
         def is_prefetching(**store: object) -> bool:
@@ -118,12 +143,13 @@ class Conversations(unittest.TestCase):
             for at in range(4):
                 other.submit(Request(f"other {at}", [at + 1000] * 12 * TOKENS))
                 other.run()
-            wait_until(lambda: engine.worker.statistics()["prefetched"] >= 4)
-            time.sleep(0.05)
+            wait_until(lambda: engine.worker.statistics()["disk_read"] >= 4)
+            self.assertEqual(engine.worker.statistics()["prefetched"], 4)
             engine.submit(Request("second", tokens + [5] * TOKENS))
             engine.run()
             self.assertEqual((engine.loaded, engine.wrong), (4, []))
-            wait_until(lambda: engine.worker.statistics()["prefetch_used"] > 0)
+            wait_until(lambda: engine.worker.statistics()["prefetch_used"] == 4)
+            self.assertEqual(engine.worker.statistics()["disk_read"], 4, "the load found them in memory")
 
     def test_the_library_refuses_what_is_no_conversation(self) -> None:
         store = Store.open(Library(), configuration(8))

@@ -8,7 +8,7 @@ use super::RemotePool;
 use super::operation::Purpose;
 use crate::NodeId;
 use crate::metrics::add;
-use crate::wire::Message;
+use crate::wire::{Message, VERSION};
 
 impl<F: Fabric> RemotePool<F> {
     pub(super) fn digest(&mut self, event: Event, now: Instant) {
@@ -23,10 +23,17 @@ impl<F: Fabric> RemotePool<F> {
                 let understood =
                     Message::decode(&message).is_some_and(|message| self.understand(id, peer, message, now));
                 if !understood {
-                    tracing::warn!(
-                        ?peer,
-                        "remote tier: a message that makes no sense; closing the connection"
-                    );
+                    match Message::other_version(&message) {
+                        Some(version) => tracing::warn!(
+                            ?peer,
+                            "remote tier: a pool speaks version {version} of the protocol and this process {VERSION}: run one release on \
+                             engines and pools; closing the connection"
+                        ),
+                        None => tracing::warn!(
+                            ?peer,
+                            "remote tier: a message that makes no sense; closing the connection"
+                        ),
+                    }
                     self.give_up(id, now);
                 }
             }

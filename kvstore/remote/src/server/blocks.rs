@@ -1,4 +1,4 @@
-//! What a pool serves: blocks in the slots of one slab, looked after by whoever implements [`PoolBlocks`].
+//! [`PoolBlocks`]: the interface between the pool server and the owner of the blocks.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::wire::Description;
 pub struct Readable<H> {
     /// Where it lies.
     pub slot: SlotRef,
-    /// What it is.
+    /// Its parent, length, checksum and the writer's word.
     pub description: Description,
     /// Keeps it there.
     pub hold: H,
@@ -37,7 +37,7 @@ pub enum LookedUp<H> {
     Later,
 }
 
-/// What was not known at once, by the number that the question was given.
+/// A delayed answer; `question` is the number that the call was given.
 #[derive(Debug)]
 pub enum Answer<H> {
     /// The leading blocks of a look-up that are in memory.
@@ -56,7 +56,7 @@ pub enum Answer<H> {
     },
 }
 
-/// Slots and blocks now, for metrics and clients.
+/// Slots and blocks at this moment, for metrics and clients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PoolLevels {
     /// Slots in memory.
@@ -78,7 +78,7 @@ pub trait PoolBlocks {
 
     /// The memory of all slots.
     fn slab(&self) -> &Arc<Slab>;
-    /// What is there now.
+    /// Slots and blocks at this moment. May take a lock.
     fn levels(&self) -> PoolLevels;
     /// The leading blocks of a chain, which count as used.
     fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookedUp<Self::Reading>;
@@ -88,7 +88,7 @@ pub trait PoolBlocks {
     fn contains(&mut self, identity: &BlockIdentity) -> bool;
     /// A free slot, at the cost of a block that nobody uses.
     fn reserve(&mut self) -> Option<Writable<Self::Writing>>;
-    /// Makes a block known whose bytes were verified; none: [`Answer::Registered`] follows.
+    /// Registers a block whose bytes were verified; whether it is kept. `None`: [`Answer::Registered`] follows.
     fn register(
         &mut self,
         question: u64,

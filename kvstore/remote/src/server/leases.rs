@@ -14,7 +14,7 @@
 //!    the lease time (it posts nothing in the last quarter of it, see the client's `fetch`).
 //!
 //! The rule is the same on fabrics that check generations: what it saves there is an exception with tests of its
-//! own, and expiry is rare. Should all this fail, a reader gets bytes whose checksum, seeded with the identity that
+//! own, and expiry is rare. Should all this fail, a reader gets bytes whose checksum, with the identity in it that
 //! it asked for, is wrong: a miss.
 //!
 //! Over TCP a client can name those slots only that it was told of: reserved ones, until it commits, and those that it has
@@ -51,7 +51,8 @@ pub(super) enum Fenced<B: PoolBlocks> {
 impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
     pub(super) fn has_room_for_lease(&self, peer: PeerId) -> bool {
         let own = self.sessions.get(&peer).map_or(usize::MAX, |session| session.leases);
-        own < self.config.leases_per_peer_max && self.leases.len() < self.config.leases_max
+        own < self.config.leases_per_peer_max
+            && self.leases.len() + self.pending_look_ups.len() < self.config.leases_max
     }
 
     /// Leases blocks for reading; returns the lease's id. There must be room.
@@ -113,8 +114,9 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         tracing::debug!(?peer, reason, "pool: a connection ended");
         self.sessions.remove(&peer);
         self.backlog.retain(|other| *other != peer);
-        // Those that are answered later are dropped then.
-        self.asked.retain(|_, asked| asked.peer != peer);
+        // `found_later` drops the blocks of these look-ups.
+        let of_peer = self.pending_look_ups.values_mut().filter(|pending| pending.peer == Some(peer));
+        of_peer.for_each(|pending| pending.peer = None);
         for (_, lease) in self.leases.end_owner(&peer) {
             drop(self.end_held(lease.held));
         }

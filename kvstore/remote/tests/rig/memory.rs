@@ -1,5 +1,7 @@
-//! The blocks of a pool in a slot pool of their own, on the test's thread: what the product has a store for.
+//! The blocks of a pool in a slot pool of their own, on the test's thread: what the product has a store for. With a seed, some answers
+//! are delayed as those of a store are.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use dataplane_fabric::wait::Bell;
@@ -14,14 +16,41 @@ pub(crate) struct MemoryBlocks {
     /// What is in each slot, by its index; of use only for slots that the catalog names.
     described: Vec<Description>,
     evicted: u64,
+    /// State of the random numbers; zero: nothing is delayed.
+    random: u64,
+    /// Delayed answers, each with the polls until it is given.
+    delayed: VecDeque<(u64, Answer<()>)>,
 }
 
 impl MemoryBlocks {
     pub(crate) fn new(pool: &Arc<SlotPool>) -> Self {
+        Self::delaying(pool, 0)
+    }
+
+    pub(crate) fn delaying(pool: &Arc<SlotPool>, seed: u64) -> Self {
         let slots = pool.slot_count();
         let nothing = Description { parent: BlockIdentity([0; 16]), bytes: 0, checksum: 0, meta: 0 };
         let (catalog, described) = (PoolCatalog::with_capacity(slots), vec![nothing; slots]);
-        Self { pool: Arc::clone(pool), catalog, described, evicted: 0 }
+        Self {
+            pool: Arc::clone(pool),
+            catalog,
+            described,
+            evicted: 0,
+            random: seed,
+            delayed: VecDeque::new(),
+        }
+    }
+
+    /// For how many polls an answer is delayed; `None`: it is given at once.
+    fn delay(&mut self) -> Option<u64> {
+        if self.random == 0 {
+            return None;
+        }
+        // xorshift64
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random.is_multiple_of(3).then_some(self.random / 3 % 12)
     }
 }
 
@@ -39,14 +68,21 @@ impl PoolBlocks for MemoryBlocks {
         PoolLevels { slots, free, blocks: self.catalog.len(), evicted: self.evicted }
     }
 
-    fn look_up(&mut self, _question: u64, chain: &[BlockIdentity]) -> LookedUp<()> {
+    fn look_up(&mut self, question: u64, chain: &[BlockIdentity]) -> LookedUp<()> {
         let mut slots = Vec::new();
         self.catalog.match_prefix(chain, &mut slots);
         let readable = |slot: dataplane_memory::SlotRef| {
             let description = self.described[slot.slot() as usize];
             Readable { slot, description, hold: () }
         };
-        LookedUp::Now(slots.into_iter().map(readable).collect())
+        let blocks = slots.into_iter().map(readable).collect();
+        match self.delay() {
+            None => LookedUp::Now(blocks),
+            Some(polls) => {
+                self.delayed.push_back((polls, Answer::Found { question, blocks }));
+                LookedUp::Later
+            }
+        }
     }
 
     fn find(&mut self, identity: &BlockIdentity) -> Option<Readable<()>> {
@@ -70,7 +106,7 @@ impl PoolBlocks for MemoryBlocks {
 
     fn register(
         &mut self,
-        _question: u64,
+        question: u64,
         identity: BlockIdentity,
         description: Description,
         written: Writable<()>,
@@ -78,7 +114,13 @@ impl PoolBlocks for MemoryBlocks {
         self.described[written.slot.slot() as usize] = description;
         let registered = self.catalog.register(identity, written.slot);
         assert!(matches!(registered, PoolRegistered::New), "nobody else could: it was pending");
-        Some(true)
+        match self.delay() {
+            None => Some(true),
+            Some(polls) => {
+                self.delayed.push_back((polls, Answer::Registered { question, is_kept: true }));
+                None
+            }
+        }
     }
 
     fn remove(&mut self, identity: &BlockIdentity) {
@@ -86,11 +128,13 @@ impl PoolBlocks for MemoryBlocks {
     }
 
     fn next_answer(&mut self) -> Option<Answer<()>> {
-        None
+        self.delayed.iter_mut().for_each(|(polls, _)| *polls = polls.saturating_sub(1));
+        let due = self.delayed.iter().position(|(polls, _)| *polls == 0)?;
+        self.delayed.remove(due).map(|(_, answer)| answer)
     }
 
     fn has_answers(&self) -> bool {
-        false
+        !self.delayed.is_empty()
     }
 
     fn set_bell(&mut self, _bell: Arc<Bell>) {}

@@ -141,6 +141,8 @@ pub(crate) struct Cluster {
     pub(crate) tick: u64,
     start: Instant,
     nodes: usize,
+    /// Of the delays of servers' answers; zero: none.
+    delays: u64,
 }
 
 impl Cluster {
@@ -150,6 +152,18 @@ impl Cluster {
         counts: (usize, usize),
         server_slots: u32,
         config: RemoteConfig,
+    ) -> Self {
+        Self::delaying(seed, faults, counts, server_slots, config, 0)
+    }
+
+    /// The same; servers delay some answers, as those over a disk do, by a seed.
+    pub(crate) fn delaying(
+        seed: u64,
+        faults: Faults,
+        counts: (usize, usize),
+        server_slots: u32,
+        config: RemoteConfig,
+        delays: u64,
     ) -> Self {
         let network = SimNetwork::new(seed, faults);
         let start = Instant::now();
@@ -161,6 +175,7 @@ impl Cluster {
             tick: 0,
             start,
             nodes: 0,
+            delays,
         };
         for _ in 0..counts.0 {
             let server = cluster.make_server();
@@ -185,7 +200,8 @@ impl Cluster {
         let fabric = self.network.add_node(Arc::clone(slots.slab()));
         let counters = Arc::new(PoolCounters::default());
         let server =
-            PoolServer::new(fabric, MemoryBlocks::new(&slots), pool_config(), counters).expect("server");
+            PoolServer::new(fabric, MemoryBlocks::delaying(&slots, self.delays), pool_config(), counters)
+                .expect("server");
         self.nodes += 1;
         Server { server, slots, number: self.nodes - 1, runs: true }
     }

@@ -36,7 +36,7 @@ struct Idle {
     state: State,
     /// Blocks that were fetched for it.
     ahead: usize,
-    /// Those of them that have come: others would evict them as new blocks that nobody has used.
+    /// Leases on fetched blocks that have arrived. Without them the policy evicts these blocks first, because no request has used them.
     held: Vec<Lease>,
 }
 
@@ -142,7 +142,11 @@ impl Conversations {
             State::Waiting => chance(idle).map(|chance| (chance, last, idle, 0)),
             State::Fetched { .. } => None,
         });
-        let (_, last, idle, next) = candidates.max_by(|one, other| one.0.total_cmp(&other.0))?;
+        // Of equal chances the one that has been idle longest.
+        let order = |idle: &Idle, last: &BlockIdentity| (std::cmp::Reverse(idle.since), last.0);
+        let (_, last, idle, next) = candidates.max_by(|one, other| {
+            one.0.total_cmp(&other.0).then_with(|| order(one.2, &one.1).cmp(&order(other.2, &other.1)))
+        })?;
         Some((last, Arc::clone(&idle.chain), next))
     }
 

@@ -2,12 +2,12 @@
 //! host memory, and reads a little from a disk that plans do not use, so that its speed stays known.
 //!
 //! It comes last: only while no request's load is inside, within the tier's bandwidth, one piece of
-//! [`PIECE_BLOCKS`] at a time. What was fetched for conversations that have not returned yet fills a quarter of host memory
+//! [`PIECE_BLOCKS`] at a time. What was fetched for conversations that have not gone on yet fills a quarter of host memory
 //! at most.
 
 mod conversations;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
@@ -36,32 +36,35 @@ pub(crate) struct Background {
     /// In a box: without it an optimiser may look at what is not there before it asks whether it is, which valgrind takes for a fault.
     conversations: Option<Box<Conversations>>,
     /// Blocks of conversations whose prompts have come, until their loads hold them. The oldest first.
-    pub(crate) returned: VecDeque<(Instant, Vec<Lease>)>,
+    pub(crate) held_for_load: VecDeque<(Instant, Vec<Lease>)>,
     /// Nothing is to be done before.
     next_check: Instant,
+    /// Fetched blocks are not given up before.
+    next_give_up: Instant,
 }
 
 impl Background {
     pub(crate) fn new(prefetch: Option<ReturnConfig>, now: Instant) -> Self {
         Self {
             conversations: prefetch.map(|config| Box::new(Conversations::new(config))),
-            returned: VecDeque::new(),
+            held_for_load: VecDeque::new(),
             next_check: now,
+            next_give_up: now,
         }
     }
 
     /// Blocks that are held for conversations.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
-        let returned: usize = self.returned.iter().map(|(_, held)| held.len()).sum();
-        returned + self.conversations.as_ref().map_or(0, |conversations| conversations.held())
+        let held_for_load: usize = self.held_for_load.iter().map(|(_, held)| held.len()).sum();
+        held_for_load + self.conversations.as_ref().map_or(0, |conversations| conversations.held())
     }
 
     /// When there may be something to do. While requests load nothing is, and their ends are told.
     pub(crate) fn next_deadline(&self, has_loads: bool) -> Option<Instant> {
         let has_idle = self.conversations.as_ref().is_some_and(|conversations| !conversations.is_empty());
         let check = (has_idle && !has_loads).then_some(self.next_check);
-        let release = self.returned.front().map(|(since, _)| *since + HELD_FOR_LOAD);
+        let release = self.held_for_load.front().map(|(since, _)| *since + HELD_FOR_LOAD);
         check.into_iter().chain(release).min()
     }
 }
@@ -72,7 +75,7 @@ impl Mover {
         let Some(conversations) = &mut self.background.conversations else { return };
         let (used, held) = conversations.came(chain, self.tiers.now);
         if !held.is_empty() {
-            self.background.returned.push_back((self.tiers.now, held));
+            self.background.held_for_load.push_back((self.tiers.now, held));
         }
         StoreCounters::add(&self.tiers.shared.counters.prefetch_used, used);
     }
@@ -95,19 +98,27 @@ impl Mover {
         }
     }
 
-    /// Holds what was brought up for idle conversations, and lets go of what their loads have had time to hold.
+    /// Moves newly fetched blocks to their conversations, gives up on those that do not go on, and drops leases of those that did after
+    /// [`HELD_FOR_LOAD`].
     pub(crate) fn hold_ahead(&mut self, now: Instant) {
         for (last, held) in self.tiers.fetched_ahead.drain(..) {
             if let Some(conversations) = &mut self.background.conversations {
                 conversations.hold(&last, held);
             }
         }
-        let returned = &mut self.background.returned;
-        while returned
+        if now >= self.background.next_give_up
+            && let Some(conversations) = &mut self.background.conversations
+        {
+            self.background.next_give_up = now + CHECK_EVERY;
+            let wasted = conversations.give_up(now);
+            StoreCounters::add(&self.tiers.shared.counters.prefetch_wasted, wasted);
+        }
+        let held_for_load = &mut self.background.held_for_load;
+        while held_for_load
             .front()
             .is_some_and(|(since, _)| now.saturating_duration_since(*since) >= HELD_FOR_LOAD)
         {
-            returned.pop_front();
+            held_for_load.pop_front();
         }
     }
 
@@ -115,9 +126,10 @@ impl Mover {
     pub(crate) fn release_for(&mut self, chain: &[BlockIdentity]) {
         let catalog = &self.tiers.shared.catalog;
         let slot_of = |identity| catalog.places(identity).and_then(|places| places.slot(HOST));
-        self.background.returned.retain(|(_, held)| {
+        let slots: HashSet<u32> = chain.iter().filter_map(slot_of).collect();
+        self.background.held_for_load.retain(|(_, held)| {
             let first = held.first().map(Lease::slot);
-            first.is_some() && !chain.iter().any(|identity| slot_of(identity) == first)
+            first.is_some_and(|first| !slots.contains(&first))
         });
     }
 
@@ -128,11 +140,11 @@ impl Mover {
         }
         let Some(conversations) = &mut self.background.conversations else { return };
         self.background.next_check = now + CHECK_EVERY;
-        let wasted = conversations.give_up(now);
-        StoreCounters::add(&self.tiers.shared.counters.prefetch_wasted, wasted);
         let Some((last, chain, from)) = conversations.next(now) else { return };
         let first = (from..chain.len()).find(|&at| !self.tiers.shared.holds(HOST, &chain[at]));
-        let room = (self.tiers.host_slots() / AHEAD_SHARE).saturating_sub(conversations.ahead());
+        let held_for_load: usize = self.background.held_for_load.iter().map(|(_, held)| held.len()).sum();
+        let room =
+            (self.tiers.host_slots() / AHEAD_SHARE).saturating_sub(conversations.ahead() + held_for_load);
         let Some(first) = first else {
             conversations.fetched(&last, now);
             return;

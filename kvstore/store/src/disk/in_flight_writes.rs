@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use kvstore_block::BlockIdentity;
 
-/// What becomes of the copy in host memory once the block is written.
+/// State of the copy in host memory after the write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostCopy {
     Stays,
@@ -14,7 +14,7 @@ pub(crate) enum HostCopy {
     },
 }
 
-/// What becomes of the block on the disk once it is written.
+/// Whether the block is registered on the disk after the write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskCopy {
     Wanted,

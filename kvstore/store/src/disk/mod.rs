@@ -174,9 +174,9 @@ impl DiskLink {
         Ok((link, opened))
     }
 
-    /// A way to nobody: whoever has the other end of the queue plays the thread.
+    /// A queue of commands without a thread: the test takes them.
     #[cfg(test)]
-    pub(crate) fn to_nobody(depth: usize) -> (Self, crossbeam_channel::Receiver<DiskCommand>) {
+    pub(crate) fn without_thread(depth: usize) -> (Self, crossbeam_channel::Receiver<DiskCommand>) {
         struct NoWaker;
         impl Waker for NoWaker {
             fn wake(&self) {}
@@ -254,7 +254,7 @@ impl LocalDisk {
     }
 
     /// Panics when a write or a read is out of which the tables do not know: its slots would never come back.
-    pub(crate) fn check_sums(&self) {
+    pub(crate) fn check_guards(&self) {
         self.writes_out.check("writes to the disk", self.writes.len());
         self.reads_out.check("reads from the disk", self.reads.len());
     }

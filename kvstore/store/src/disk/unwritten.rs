@@ -49,6 +49,11 @@ impl Unwritten {
         self.waiting.is_empty()
     }
 
+    /// Blocks that wait for room, not for their parents.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Adds a block, held by what `lease` gives as far as there may be more of those; not when too many wait.
     pub(crate) fn push(&mut self, identity: BlockIdentity, lease: impl FnOnce() -> Option<Lease>) {
         if self.waiting.len() >= UNWRITTEN_MAX {

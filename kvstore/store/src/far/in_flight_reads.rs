@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use kvstore_block::BlockIdentity;
-use kvstore_remote::{Ticket, named};
+use kvstore_remote::{Ticket, with_identity};
 
 use super::{Delivered, DeliveredSum, FarResult, Incoming, ReturnedSlots};
 
@@ -36,7 +36,7 @@ impl InFlightReads {
         let identities = &incoming.chain[incoming.first..];
         let delivered = |(&(bytes, checksum), identity): (&(u32, u64), &BlockIdentity)| Delivered {
             bytes,
-            sum: DeliveredSum::Block(named(checksum, identity)),
+            sum: DeliveredSum::Block(with_identity(checksum, identity)),
         };
         let blocks: Vec<Delivered> = sums.iter().zip(identities).map(delivered).collect();
         if is_held {

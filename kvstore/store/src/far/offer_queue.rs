@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvstore_block::BlockIdentity;
-use kvstore_remote::named;
+use kvstore_remote::with_identity;
 
 use super::Outgoing;
 use crate::memory::BlockCheck;
@@ -60,7 +60,7 @@ impl OfferQueue {
     pub(super) fn advance(&mut self, budget: &mut usize) -> Option<(Box<Offer>, Option<u64>)> {
         let Outgoing { identity, block, .. } = &self.waiting.front()?.block;
         let is_intact = self.check.advance(block, budget)?;
-        let checksum = named(block.checksum(), identity);
+        let checksum = with_identity(block.checksum(), identity);
         self.check = BlockCheck::default();
         if !is_intact {
             tracing::warn!("host tier: a block is damaged and is not sent to other nodes");

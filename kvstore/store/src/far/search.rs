@@ -137,7 +137,7 @@ impl FarLinks {
 
     /// Panics when slots count as lent that no read has: each would be missing from the part of host memory that far reads may
     /// fill until the process ends.
-    pub(crate) fn check_sums(&self) {
+    pub(crate) fn check_guards(&self) {
         let arriving: usize = self.arriving.iter().map(|arriving| arriving.blocks.len()).sum();
         let reading: usize = self.reads.values().map(|read| read.out).sum();
         self.lent.check("slots lent to far reads", arriving + reading);
@@ -376,10 +376,11 @@ impl FarLinks {
             }
         }
         let is_late = |search: &Search| search.patience <= now || search.prepare.deadline <= now;
-        let late: Vec<u64> = (self.searches.iter())
+        let mut late: Vec<u64> = (self.searches.iter())
             .filter(|(_, search)| is_late(search))
             .map(|(&question, _)| question)
             .collect();
+        late.sort_unstable();
         for question in late {
             let Some(search) = self.searches.remove(&question) else { continue };
             let tier = self.links[search.tier].tier();

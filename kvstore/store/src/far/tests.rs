@@ -136,7 +136,7 @@ impl Rig {
     fn round(&mut self) -> bool {
         self.tiers.hashing.refill();
         let has_arrived = self.far.advance(&mut self.tiers);
-        self.far.check_sums();
+        self.far.check_guards();
         has_arrived
     }
 
@@ -172,11 +172,11 @@ fn ten_thousand_far_reads_that_end_late_give_back_every_slot_they_were_lent() {
         let arriving = number as usize % 4;
         assert_eq!(rig.search(number, &numbered_chain(number, 4), arriving), arriving, "search {number}");
         assert_eq!(rig.far.lent(), 4 - arriving, "search {number}: the rest is on its way");
-        rig.far.check_sums();
+        rig.far.check_guards();
         let late = rig.let_go();
         rig.answer(late);
         assert_eq!(rig.far.lent(), 0, "search {number}");
-        rig.far.check_sums();
+        rig.far.check_guards();
     }
     assert_eq!(rig.reads().made, 10_000, "each search was read");
     assert_eq!(rig.tiers.shared.catalog.census(HOST).under_way, 0);
@@ -201,14 +201,14 @@ fn a_block_that_changes_after_its_tier_verified_it_is_not_taken_in() {
 fn a_lost_decrement_of_the_lent_slots_is_found() {
     let mut rig = Rig::new(16, BLOCK);
     rig.search(1, &numbered_chain(1, 4), 2);
-    rig.far.check_sums();
+    rig.far.check_guards();
     let mut late = rig.let_go();
     let Some(FarResult::Returned(ReturnedSlots { slots, .. })) = late.last_mut() else {
         panic!("two slots are late")
     };
     slots.pop().expect("two slots are late").lose_share();
     rig.answer(late);
-    rig.far.check_sums();
+    rig.far.check_guards();
 }
 
 /// A block that two tiers of other nodes are offered was asked for by nobody: it goes before a younger one that is not

@@ -123,8 +123,9 @@ impl Loads {
 
     /// Ends the loads whose time is up.
     pub(crate) fn expire(&mut self, now: Instant, tiers: &mut Tiers) {
-        let late: Vec<u64> =
+        let mut late: Vec<u64> =
             self.table.iter().filter(|(_, load)| load.deadline <= now).map(|(&number, _)| number).collect();
+        late.sort_unstable();
         for number in late {
             let Some(mut load) = self.table.remove(&number) else { continue };
             if !load.is_late {

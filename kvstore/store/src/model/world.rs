@@ -14,6 +14,7 @@ use kvstore_plan::{ReturnConfig, TIERS, Tier};
 
 use super::disk::{Faults, ModelDisk};
 use super::far::OtherNodes;
+use super::pool::ModelPool;
 use super::{BLOCK, QUIET_EVERY, Random, content};
 use crate::background::Background;
 use crate::bandwidth::Bandwidth;
@@ -57,10 +58,12 @@ pub(super) struct Totals {
     pub(super) forgotten: u64,
     pub(super) prefetched: u64,
     pub(super) evicted: u64,
+    pub(super) pool_reads: u64,
+    pub(super) pool_writes: u64,
 }
 
 impl Totals {
-    fn all(&mut self) -> [&mut u64; 11] {
+    fn all(&mut self) -> [&mut u64; 13] {
         [
             &mut self.offloaded,
             &mut self.onboarded_blocks,
@@ -73,6 +76,8 @@ impl Totals {
             &mut self.forgotten,
             &mut self.prefetched,
             &mut self.evicted,
+            &mut self.pool_reads,
+            &mut self.pool_writes,
         ]
     }
 
@@ -98,7 +103,9 @@ pub(super) struct World {
     random: Random,
     now: Instant,
     mover: Mover,
-    store: Store,
+    store: Arc<Store>,
+    /// Clients of a pool over the store. Nobody listens to its events then.
+    pool_clients: Option<ModelPool>,
     moved: Receiver<Moved>,
     disk: Option<ModelDisk>,
     nodes: Vec<OtherNodes>,
@@ -162,7 +169,7 @@ impl World {
             let default_quota = quota::of_share(config.tenant_share, slots);
             let order = SlotOrder::FirstFreed;
             tiers.push(TierConfig { order, default_quota, ..TierConfig::new(slots, *random.of(&policies)) });
-            let (link, commands) = DiskLink::to_nobody(4 + random.below(12));
+            let (link, commands) = DiskLink::without_thread(4 + random.below(12));
             let frequency_min = 1 + random.below(2) as u32;
             let admission = AdmissionConfig { frequency_min, ..AdmissionConfig::default() };
             local = Some(LocalDisk::new(link, admission, Usage::default(), host_slots));
@@ -204,7 +211,10 @@ impl World {
             busy_rounds: 0,
         };
         // This thread is the store's.
+        let serves_pool = shared.config.disk_write == WriteMode::Through && random.percent(40);
         let store = Store::new(shared, sender, offloads, slots, None, std::thread::spawn(|| ()));
+        let store = Arc::new(store);
+        let pool_clients = serves_pool.then(|| ModelPool::new(Arc::clone(&store)));
         let layout = SlabLayout { slot_bytes: BLOCK, slot_count: POOL_SLOTS };
         let slab = Slab::create("kvasir-model", layout, PageSize::Standard).expect("memory");
         let names = (0..CONVERSATIONS).flat_map(|conversation| chain(conversation, CHAIN_MAX)).collect();
@@ -214,6 +224,7 @@ impl World {
             now,
             mover,
             store,
+            pool_clients,
             moved,
             disk,
             nodes,
@@ -249,6 +260,9 @@ impl World {
         if let Some(disk) = &self.disk {
             (self.totals.disk_answers, self.totals.rotten_reads) = (disk.answered, disk.found_rotten);
         }
+        if let Some(pool) = &self.pool_clients {
+            (self.totals.pool_reads, self.totals.pool_writes) = (pool.read, pool.registered);
+        }
         self.totals.far_reads = self.nodes.iter().map(|node| node.delivered).sum();
         self.totals.far_offers = self.nodes.iter().map(|node| node.offered).sum();
         self.totals
@@ -270,6 +284,7 @@ impl World {
                 let is_refusing = self.random.percent(30);
                 self.nodes.iter().for_each(|node| node.refuse(is_refusing));
             }
+            74..90 if self.pool_clients.is_some() => self.pool_step(),
             _ => self.answer(false),
         }
         if let Some(disk) = &mut self.disk
@@ -296,11 +311,23 @@ impl World {
         let round = self.mover.round(self.now);
         assert_ne!(round, Round::Stopped);
         self.take_in();
+        if let Some(pool) = &mut self.pool_clients {
+            pool.take_answers(self.rots);
+        }
         self.check_round();
         if round == Round::Idle {
             self.mover.timeout();
         }
         round
+    }
+
+    /// A client of the pool does something.
+    fn pool_step(&mut self) {
+        let prefix = self.prefix();
+        self.absent.retain(|identity| !prefix.contains(identity));
+        if let Some(pool) = &mut self.pool_clients {
+            pool.step(prefix, &mut self.random, self.rots);
+        }
     }
 
     /// A conversation, and the length of a prefix of it.
@@ -417,7 +444,8 @@ impl World {
     }
 
     fn cancel(&mut self) {
-        let numbers: Vec<u64> = self.requests.keys().copied().collect();
+        let mut numbers: Vec<u64> = self.requests.keys().copied().collect();
+        numbers.sort_unstable();
         if let Some(&request) = (!numbers.is_empty()).then(|| self.random.of(&numbers)) {
             self.store.cancel(request);
             self.cancelled.insert(request);
@@ -429,17 +457,11 @@ impl World {
         let chain = prefix[self.random.below(prefix.len())..].to_vec();
         self.totals.forgotten += 1;
         if self.random.percent(30) {
-            if std::env::var("KVASIR_TRACE").is_ok() {
-                eprintln!("DBG forget on host {chain:?}");
-            }
             return self.store.forget_on_host(chain);
         }
         // A search may bring a block back, and so may a new block that is in the queue.
         let is_offloaded = |identity: &BlockIdentity| self.offloads.contains_key(identity);
         let gone: Vec<_> = chain.iter().copied().filter(|identity| !is_offloaded(identity)).collect();
-        if std::env::var("KVASIR_TRACE").is_ok() {
-            eprintln!("DBG forget {chain:?}");
-        }
         self.store.forget(chain);
         self.round();
         if self.nodes.is_empty() {
@@ -480,10 +502,9 @@ impl World {
     fn take_in(&mut self) {
         let moved: Vec<Moved> = self.moved.try_iter().collect();
         for moved in moved {
-            if std::env::var("KVASIR_TRACE").is_ok() {
-                eprintln!("DBG {moved:?}");
-            }
             match moved {
+                // What a pool evicts is not told.
+                Moved::Stored { .. } | Moved::Removed { .. } if self.pool_clients.is_some() => {}
                 Moved::Stored { identity, medium } => {
                     assert!(self.published.insert((identity, medium)), "stored twice in {medium:?}");
                 }
@@ -561,6 +582,9 @@ impl World {
             loop {
                 self.in_hand.clear();
                 self.slots_in_hand.clear();
+                if let Some(pool) = &mut self.pool_clients {
+                    pool.let_go();
+                }
                 if let Some(disk) = &mut self.disk {
                     disk.take_command();
                 }
@@ -572,7 +596,8 @@ impl World {
                     "the store does not become idle: {} requests",
                     self.requests.len()
                 );
-                let is_over = is_idle && self.is_answered() && !self.mover.tiers.has_tombstones();
+                let is_quiet = self.pool_clients.as_ref().is_none_or(ModelPool::is_quiet);
+                let is_over = is_idle && is_quiet && self.is_answered() && !self.mover.tiers.has_tombstones();
                 idle_rounds = if is_over && self.in_hand.is_empty() { idle_rounds + 1 } else { 0 };
                 // What waits for room is tried again after an idle round.
                 if idle_rounds == 3 {
@@ -604,7 +629,9 @@ impl World {
             .filter(|(identity, tier, _)| shared.holds(*tier, identity))
             .map(|(identity, _, medium)| (identity, medium))
             .collect();
-        assert_eq!(self.published, published, "what listeners believe (left) is not so (right)");
+        if self.pool_clients.is_none() {
+            assert_eq!(self.published, published, "what listeners believe (left) is not so (right)");
+        }
         let (Some(disk), Some(local)) = (&self.disk, &self.mover.tiers.disk) else { return };
         let census = shared.catalog.census(DISK);
         assert_eq!(census.under_way + census.pinned, 0, "slots of the disk that never came back");
@@ -617,7 +644,7 @@ impl World {
             let known = shared.catalog.places(&identity).and_then(|places| places.slot(DISK));
             assert_eq!(known, Some(slot), "after a restart the disk would give back a block that is gone");
         }
-        for (identity, _) in self.published.iter().filter(|(_, medium)| *medium == Medium::Disk) {
+        for (identity, _) in published.iter().filter(|(_, medium)| *medium == Medium::Disk) {
             assert!(
                 disk.kept().any(|(_, kept)| kept == *identity),
                 "the disk does not have a block of its tier"

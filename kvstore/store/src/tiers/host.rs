@@ -113,7 +113,7 @@ impl Tiers {
         is_new
     }
 
-    /// Tells that host memory has the block, unless nobody was told that it had not.
+    /// Publishes that host memory has the block, unless listeners were never told that it left.
     fn tell_stored(&mut self, identity: BlockIdentity) {
         if !self.is_published_on_host(&identity) {
             self.tell(Moved::Stored { identity, medium: Medium::Host });

@@ -145,10 +145,17 @@ impl Tiers {
         }
     }
 
+    /// Blocks of host memory that wait to be written to a disk that answers.
+    pub(crate) fn unwritten(&self) -> usize {
+        let answers =
+            |disk: &&LocalDisk| disk.writes.len() == disk.writes.answering() && !disk.link.has_ended();
+        self.disk.as_ref().filter(answers).map_or(0, |disk| disk.unwritten.len())
+    }
+
     /// Panics when the counts of what is out and the tables disagree.
-    pub(crate) fn check_sums(&self) {
+    pub(crate) fn check_guards(&self) {
         if let Some(disk) = &self.disk {
-            disk.check_sums();
+            disk.check_guards();
         }
     }
 

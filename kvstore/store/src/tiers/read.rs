@@ -82,16 +82,13 @@ impl Tiers {
             StoreCounters::add(&self.shared.counters.checksum_failures, 1);
         }
         if let (Some(bytes), Some(checksum), false, false) = (bytes, checksum, was_forgotten, is_damaged) {
-            let kept = description.as_ref().map(|description| description.position);
-            let arrival = Arrival {
-                identity,
-                parent: place.parent.or(lease.parent()),
-                position: place.position.or(kept).unwrap_or(0),
-                bytes,
-                checksum,
-                origin: Origin::Disk,
-                description,
+            // Whoever reads may name a chain of its own making: what was kept with the block counts.
+            let (parent, position) = match &description {
+                Some(description) => (description.parent, description.position),
+                None => (place.parent.or(lease.parent()), place.position.unwrap_or(0)),
             };
+            let arrival =
+                Arrival { identity, parent, position, bytes, checksum, origin: Origin::Disk, description };
             self.register(filling, arrival);
         } else {
             StoreCounters::add(&self.shared.counters.disk_misses, 1);

@@ -83,7 +83,9 @@ fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     assert!(talk.iter().all(|identity| rig.store.is_on_host(identity)), "held");
     rig.store.came(&chain(1000, 8));
     assert_eq!(rig.onboard(&talk, PATIENCE), 6);
+    let loaded = Instant::now();
     wait_for(&mut rig, "its load holds them now", |rig| rig.store.leased_slots() == 0);
+    assert!(loaded.elapsed() < Duration::from_secs(1), "let go at its load, not after two seconds");
     assert_eq!(rig.counter("prefetch_used_blocks"), 6);
 }
 
