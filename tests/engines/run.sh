@@ -40,11 +40,15 @@ read -r core1 core2 < <("$python" -c "$cores")
 target=${CARGO_TARGET_DIR:-$root/target}
 kvasir=${KVASIR:-$target/release/kvasir}
 export KVASIR_KV_LIBRARY=${KVASIR_KV_LIBRARY:-}
-if [ "$what" != offload ] && [ "$what" != hybrid ] && [ "$what" != slow ] && [ "$what" != conversations ] && [ "$what" != handoff ]; then
-    [ -n "$direct" ] || [ -n "${KVASIR:-}" ] || (cd "$root" && cargo build --release -p control-node)
+needs_kvasir=1 needs_library=1
+case "$what" in
+offload | hybrid | slow | conversations | handoff) needs_kvasir= ;;
+routing | pools | control | disaggregation) needs_library=${by_kvasir:-} ;;
+esac
+if [ -n "$needs_kvasir" ] && [ -z "$direct" ] && [ -z "${KVASIR:-}" ]; then
+    (cd "$root" && cargo build --release -p control-node)
 fi
-if { [ "$what" = offload ] || [ "$what" = hybrid ] || [ "$what" = slow ] || [ "$what" = conversations ] || [ "$what" = tiers ] || [ "$what" = all ] || [ "$what" = handoff ] || [ "$what" = shared ] || [ -n "${by_kvasir:-}" ]; } &&
-    [ -z "$KVASIR_KV_LIBRARY" ]; then
+if [ -n "$needs_library" ] && [ -z "$KVASIR_KV_LIBRARY" ]; then
     (cd "$root" && cargo build --profile capi -p kvstore-capi)
     KVASIR_KV_LIBRARY=$target/capi/libkvasir_kv.so
 fi

@@ -785,7 +785,8 @@ section! {
         /// Where the nodes' pools are reached, `name=address`: what each prints at its start. The names decide which blocks are
         /// whose, so all clients must use the same ones.
         nodes: Vec<String> = Vec::new();
-        /// How long a look-up and the reads that follow may take before they are a miss.
+        /// How long a look-up and the reads that follow may take before they are a miss. Below `"200ms"` so may be blocks that only a
+        /// pool's disk has.
         deadline: Duration = Duration::from_millis(200), in Duration::from_millis(1) => Duration::from_secs(60);
         /// Bytes read and written per second at most; what requests wait for comes first, and new blocks that exceed it wait, and are
         /// left out if host memory evicts them first. `"0 B"` is no limit.

@@ -98,9 +98,8 @@ impl ModelPool {
             meta: !identity.short(),
         };
         self.registering.insert(question, identity);
-        match self.blocks.register(question, identity, description, written) {
-            Some(is_kept) => self.was_registered(question, is_kept),
-            None => {}
+        if let Some(is_kept) = self.blocks.register(question, identity, description, written) {
+            self.was_registered(question, is_kept);
         }
     }
 
