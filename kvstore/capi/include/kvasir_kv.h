@@ -113,6 +113,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   capacity = "1 GiB"          # memory of all slots; taken as it is used. At least one slot, at most the machine's
  *                               # or the control group's limit
  *   eviction = "s3-fifo"        # which block goes when one must: "s3-fifo" or "lru"
+ *   tenant_share = 1.0          # the part of this tier, and of [disk_tier], that the blocks of one tenant (kvasir_kv_transfer) may
+ *                               # fill, wherever they come from; 0.001 to 1
  *   prefetch = true             # bring the blocks of an idle conversation (kvasir_kv_conversation) up from the slower tiers when it
  *                               # is likely to go on: when the chance that it does within `prefetch_lead`, learnt from the
  *                               # conversations before it, is at least `prefetch_chance`. At most a quarter of `capacity` ahead
@@ -431,6 +433,9 @@ typedef struct kvasir_kv_transfer {
                                     and `parent` is null, `position` 0 */
     uint32_t deadline_us; /* of a load or a fetch: how long it may take, as a plan says; 0: 10 s, or the tiers' deadlines together */
     uint32_t held;        /* of a fetch: how many of the blocks, from the first on, the caller has itself; else 0 */
+    uint32_t tenant;      /* of a save or a fetch: whose `host_tier.tenant_share` the blocks count against, below 2^32 - 1; 0: that of all
+                             who have no number. Of a load 0. Who finds and reads a block is a matter of its identity alone */
+    uint32_t reserved;    /* 0 */
 } kvasir_kv_transfer;
 
 /*

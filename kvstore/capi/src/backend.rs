@@ -7,13 +7,15 @@ use crate::buffers::{Destination, Source};
 /// Names a block: model, layout, tenant and all tokens up to its end (`kvstore-block`'s `BlockIdentity`).
 pub type Identity = [u8; 16];
 
-/// The place of a block in its chain: the blocks that a prompt begins with, each named with all before it.
+/// The place of a block in its chain (the blocks that a prompt begins with, each named with all before it), and whose it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChainPlace {
     /// The block before it; `None`: it is the first, or stands for itself.
     pub parent: Option<Identity>,
     /// Blocks before it.
     pub position: u32,
+    /// The tenant whose share it counts against; 0: that of all without one.
+    pub tenant: u32,
 }
 
 /// A store of blocks. Each has a few bytes of meta, which are the caller's own, and a payload.

@@ -62,14 +62,14 @@ impl Fetches {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a fetch of the blocks of a prompt, the first `held` of which the caller has and does not need. The queue has admitted
-    /// as many identities. `deadline`: how long it may take, if that is less than what the tiers may take.
+    /// Begins a fetch of the blocks of a prompt, the first `held` of which the caller has and does not need, for this tenant. The queue has
+    /// admitted as many identities. `deadline`: how long it may take, if that is less than what the tiers may take.
     pub(crate) fn begin(
         &self,
         store: &StoreBackend,
         user: u64,
         identities: &[Identity],
-        held: usize,
+        (held, tenant): (usize, u32),
         deadline: Option<Duration>,
     ) {
         let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
@@ -83,7 +83,7 @@ impl Fetches {
         under_way.fetches.insert(request, Fetch { user, blocks: chain.len() });
         drop(under_way);
         let deadline = Instant::now() + deadline.map_or(patience, |deadline| deadline.min(patience));
-        let (metas, tenant) = (Vec::new(), TenantId(0));
+        let (metas, tenant) = (Vec::new(), TenantId(tenant));
         let prepare = Prepare { request, chain, device_blocks: held, metas, tenant, deadline };
         if let Err(Throttled(refused)) = store.store().prepare(prepare) {
             // Too much is under way in the store: what is here is what there is.

@@ -45,14 +45,14 @@ const _: () = {
     assert!(offset_of!(Tensors, blocks) == 8 && offset_of!(Tensors, planes) == 16);
     assert!(offset_of!(Tensors, plane_count) == 24);
 
-    assert!(size_of::<Transfer>() == 80 && align_of::<Transfer>() == 8);
+    assert!(size_of::<Transfer>() == 88 && align_of::<Transfer>() == 8);
     assert!(offset_of!(Transfer, user) == 0 && offset_of!(Transfer, operation) == 8);
     assert!(offset_of!(Transfer, bytes) == 12 && offset_of!(Transfer, tensors) == 16);
     assert!(offset_of!(Transfer, identities) == 24 && offset_of!(Transfer, blocks) == 32);
     assert!(offset_of!(Transfer, count) == 40 && offset_of!(Transfer, event) == 48);
     assert!(offset_of!(Transfer, parent) == 56 && offset_of!(Transfer, position) == 64);
     assert!(offset_of!(Transfer, is_chain) == 68 && offset_of!(Transfer, deadline_us) == 72);
-    assert!(offset_of!(Transfer, held) == 76);
+    assert!(offset_of!(Transfer, held) == 76 && offset_of!(Transfer, tenant) == 80);
 
     assert!(size_of::<Prompt>() == 72 && align_of::<Prompt>() == 8);
     assert!(offset_of!(Prompt, bytes) == 0 && offset_of!(Prompt, block_tokens) == 4);

@@ -50,10 +50,11 @@ fn count(counter: &AtomicU64) {
 }
 
 impl ChainPlace {
-    /// The description of a block at this place, which is nobody's.
+    /// The description of a block at this place.
     pub(crate) fn description(self) -> Description {
-        let Self { parent, position } = self;
-        Description { parent: parent.map(BlockIdentity), position, meta: [].into(), tenant: TenantId(0) }
+        let Self { parent, position, tenant } = self;
+        let (parent, tenant) = (parent.map(BlockIdentity), TenantId(tenant));
+        Description { parent, position, meta: [].into(), tenant }
     }
 }
 
@@ -287,7 +288,7 @@ impl Backend for StoreBackend {
             let _gone = done.send(stored);
         };
         let (block, description) = (BlockIdentity(*identity), place.description());
-        let taken = match self.store.reserve() {
+        let taken = match self.store.reserve(description.tenant) {
             Some(mut slot) => {
                 // No memory for a copy is no room.
                 let Ok(head) = head(meta, 0) else { return Ok(self.throttled()) };

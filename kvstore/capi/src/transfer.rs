@@ -34,6 +34,8 @@ pub(crate) struct Blocks {
     pub(crate) blocks: Vec<u64>,
     /// The place of the first block, where the identities are a chain; `None`: each stands for itself.
     pub(crate) chain: Option<ChainPlace>,
+    /// The tenant of blocks that are saved.
+    pub(crate) tenant: u32,
     /// Blocks of a load that the disk has not given by then are misses.
     pub(crate) deadline: Instant,
 }
@@ -73,12 +75,15 @@ pub(crate) struct Claim {
 impl Blocks {
     /// The place of the block of this number in its chain.
     pub(crate) fn place(&self, at: usize) -> ChainPlace {
+        let tenant = self.tenant;
         match (self.chain, at.checked_sub(1)) {
-            (None, _) => ChainPlace::default(),
-            (Some(first), None) => first,
-            (Some(first), Some(before)) => {
-                ChainPlace { parent: Some(self.identities[before]), position: first.position + at as u32 }
-            }
+            (None, _) => ChainPlace { tenant, ..ChainPlace::default() },
+            (Some(first), None) => ChainPlace { tenant, ..first },
+            (Some(first), Some(before)) => ChainPlace {
+                parent: Some(self.identities[before]),
+                position: first.position + at as u32,
+                tenant,
+            },
         }
     }
 

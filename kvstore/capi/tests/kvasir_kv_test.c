@@ -40,7 +40,7 @@ ASSERT_LAYOUT(tensors, sizeof(kvasir_kv_tensors) == 32 && offsetof(kvasir_kv_ten
 ASSERT_LAYOUT(tensors_blocks, offsetof(kvasir_kv_tensors, blocks) == 8);
 ASSERT_LAYOUT(tensors_planes, offsetof(kvasir_kv_tensors, planes) == 16);
 ASSERT_LAYOUT(tensors_plane_count, offsetof(kvasir_kv_tensors, plane_count) == 24);
-ASSERT_LAYOUT(transfer, sizeof(kvasir_kv_transfer) == 80 && offsetof(kvasir_kv_transfer, operation) == 8);
+ASSERT_LAYOUT(transfer, sizeof(kvasir_kv_transfer) == 88 && offsetof(kvasir_kv_transfer, operation) == 8);
 ASSERT_LAYOUT(transfer_bytes, offsetof(kvasir_kv_transfer, bytes) == 12);
 ASSERT_LAYOUT(transfer_tensors, offsetof(kvasir_kv_transfer, tensors) == 16);
 ASSERT_LAYOUT(transfer_identities, offsetof(kvasir_kv_transfer, identities) == 24);
@@ -428,9 +428,18 @@ static void paged(kvasir_kv *kv) {
     }
     kvasir_kv_tensors tensors = {KVASIR_KV_HOST, 0, PAGES, planes, 3};
     CHECK(kvasir_kv_register(kv, &tensors, &id) == KVASIR_KV_OK && id != 0 && id != 99);
-    kvasir_kv_transfer transfer = {70, KVASIR_KV_SAVE, sizeof transfer, id, ids, pages, PAGES, NULL, NULL, 0, 1, 0, 0};
+    kvasir_kv_transfer transfer = {70, KVASIR_KV_SAVE, sizeof transfer, id, ids, pages, PAGES, NULL, NULL, 0, 1, 0, 0, 0, 0};
     CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
     CHECK(memcmp(memory, before, sizeof memory) == 0);
+    /* A tenant's number, which is checked; callers of the version before tenants have none. */
+    transfer.tenant = UINT32_MAX;
+    CHECK(kvasir_kv_submit_transfer(kv, &transfer) == KVASIR_KV_INVALID_ARGUMENT);
+    transfer.tenant = 7;
+    CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
+    transfer.bytes = offsetof(kvasir_kv_transfer, tenant);
+    CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
+    transfer.bytes = sizeof transfer;
+    transfer.tenant = 0;
     CHECK(moved(kv, &transfer, KVASIR_KV_OK) == PAGES);
     kvasir_kv_buffer whole = {payload, sizeof payload};
     size_t payload_bytes = 0;

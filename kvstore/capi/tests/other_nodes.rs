@@ -158,6 +158,8 @@ fn submit_fetch_within(rig: &Rig, user: u64, names: &[Identity], held: usize, de
         is_chain: 0,
         deadline_us: deadline.as_micros() as u32,
         held: held as u32,
+        tenant: 0,
+        reserved: 0,
     };
     // SAFETY: the identities are there.
     let status = unsafe { kvasir_kv::kvasir_kv_submit_transfer(rig.0, &raw const transfer) };

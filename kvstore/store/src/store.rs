@@ -199,12 +199,12 @@ impl Store {
     }
 
     /// A free slot of host memory, for a caller who has a block's bytes in its own memory and copies them itself; then
-    /// [`Store::put_slot`]. None when no slot is free now: [`Store::put`] makes room. The store's thread evicts ahead for those who
-    /// ask. Tenants with a quota have to go that way, too.
+    /// [`Store::put_slot`]. None when no slot is free now, or the tenant has used its quota: [`Store::put`] makes room. The store's thread
+    /// evicts ahead for those who ask.
     #[must_use]
-    pub fn reserve(&self) -> Option<NewSlot> {
+    pub fn reserve(&self, tenant: TenantId) -> Option<NewSlot> {
         self.shared.wants_free_slots.store(true, Ordering::Relaxed);
-        let reserved = self.shared.catalog.reserve_free(HOST, TenantId(0))?;
+        let reserved = self.shared.catalog.reserve_free(HOST, tenant)?;
         Some(NewSlot::new(reserved.fill(), Arc::clone(&self.shared.memory)))
     }
 

@@ -150,6 +150,15 @@ def source(place: str, commit: str | None) -> object:
     return os.urandom(16).hex()
 
 
+def tenant(cache_salt: str | None) -> int:
+    """The number of a tenant, who is whoever has one `cache_salt`; 0: requests without one."""
+    if not cache_salt:
+        return 0
+    digest = hashlib.blake2b(cache_salt.encode(), digest_size=4).digest()
+    # 0 and 2^32 - 1 are taken.
+    return int.from_bytes(digest, "big") % ((1 << 32) - 2) + 1
+
+
 def adapter(process: bytes, name: str, number: int, path: str) -> bytes:
     """A salt for the requests of a LoRA adapter, which holds for one process.
 

@@ -166,6 +166,8 @@ class _Transfer(ctypes.Structure):
         ("is_chain", ctypes.c_uint32),
         ("deadline_us", ctypes.c_uint32),
         ("held", ctypes.c_uint32),
+        ("tenant", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 
@@ -439,14 +441,15 @@ class Store:
         """Tells that a conversation goes on, by its last block, or waits for its user, by all of its blocks."""
         self._library.call("conversation", self._handle, event, identities, _count(identities))
 
-    def fetch(self, user: int, identities: bytes, held: int, deadline: float = 0.0) -> bool:
+    def fetch(self, user: int, identities: bytes, held: int, deadline: float = 0.0, tenant: int = 0) -> bool:
         """Brings blocks of a chain, from its first one on, here from other nodes and object storage; false when the queue is full.
 
         The caller has the first `held` of them. Its completion says how many are here then, those included. It takes no longer than
-        `deadline` seconds, if that is not 0, and than the deadlines of the tiers.
+        `deadline` seconds, if that is not 0, and than the deadlines of the tiers. `tenant`: whose share the blocks count against.
         """
         transfer = _Transfer(user, Operation.FETCH, ctypes.sizeof(_Transfer))
         transfer.identities, transfer.count, transfer.held = identities, _count(identities), held
+        transfer.tenant = tenant
         transfer.deadline_us = _microseconds(deadline)
         return self._library.call("submit_transfer", self._handle, ctypes.byref(transfer)) == Status.OK
 
@@ -474,6 +477,7 @@ class Store:
         event: int = 0,
         chain: tuple[int, bytes | None] | None = None,
         deadline: float = 0.0,
+        tenant: int = 0,
     ) -> bool:
         """Submits a save or a load of one block for each identity; false when the queue is full.
 
@@ -482,6 +486,7 @@ class Store:
 
         The blocks must stay as they are until the completion with this `user` was polled. `event` is the handle of a
         recorded CUDA event that the device's work waits for, or 0. `deadline`: seconds for which a load may wait for the disk.
+        `tenant`: whose share the blocks of a save count against.
         """
         if _count(identities) != len(blocks):
             raise ValueError(f"{_count(identities)} identities for {len(blocks)} blocks")
@@ -493,7 +498,7 @@ class Store:
         transfer = _Transfer(
             user, operation, size, tensors, identities, numbers, len(blocks), event or None, parent, position, chain is not None
         )
-        transfer.deadline_us = _microseconds(deadline)
+        transfer.deadline_us, transfer.tenant = _microseconds(deadline), tenant
         return self._library.call("submit_transfer", self._handle, ctypes.byref(transfer)) == Status.OK
 
     def poll(self, timeout_ms: int = 0) -> list[Completion]:

@@ -19,6 +19,8 @@ class Save:
     blocks: list[int]
     first: int = 0
     parent: bytes | None = None
+    tenant: int = 0
+    """Whose share of the tiers they count against."""
 
 
 @dataclass
@@ -80,6 +82,8 @@ class Question:
     queued_tokens: int = 0
     may_fetch: bool = False
     groups: list[tuple[list[bytes], int]] = field(default_factory=list)
+    tenant: int = 0
+    """Whose share of the tiers blocks count against that are brought here."""
 
     @property
     def wanted(self) -> list[bytes]:

@@ -88,6 +88,7 @@ class _Tracked:
 
     request: Any
     salt: bytes
+    tenant: int = 0
     offered: int = 0
     """Blocks before this one need no look any more."""
     loads: int = 0
@@ -482,7 +483,8 @@ class Scheduler:
     def _track(self, request: Any) -> _Tracked:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
-            tracked = _Tracked(request, self._epoch + self._adapter_salt(request))
+            tenant = identity.tenant(getattr(request, "cache_salt", None))
+            tracked = _Tracked(request, self._epoch + self._adapter_salt(request), tenant)
             self._requests[request.request_id] = tracked
             if self._is_prefetching:
                 self._conversation_continued(tracked)
@@ -579,7 +581,7 @@ class Scheduler:
             for group, window in enumerate(self._windows)
             if group != self._prefix_group
         ]
-        return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch, groups)
+        return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch, groups, tracked.tenant)
 
     def _offer(self, tracked: _Tracked, computed: int, blocks_of: BlocksOf) -> None:
         """Saves the blocks that a request completes in this step, and those that had to wait.
@@ -629,7 +631,7 @@ class Scheduler:
         before = max(run.start - 1, 0)
         names = self._names(tracked, before, run.stop, group)
         parent = names.pop(0) if run.start > 0 else None
-        self._step.saves.append(Save(job, names, chosen, run.start, parent))
+        self._step.saves.append(Save(job, names, chosen, run.start, parent, tracked.tenant))
 
     def _release(self, blocks: list[Block]) -> None:
         assert self._pool is not None

@@ -196,7 +196,7 @@ class Worker:
         """Asks other nodes for blocks that are not here. False when it cannot."""
         try:
             names = identity.identities(self._key, question.hashes)
-            taken = self._store.fetch(question.number, names, question.held, deadline)
+            taken = self._store.fetch(question.number, names, question.held, deadline, question.tenant)
         except StoreError as problem:
             self._failed("fetch", str(problem))
             return False
@@ -482,13 +482,14 @@ class Worker:
         source = job.source if isinstance(job, Load) else None
         if source is None:
             names = identity.identities(self._key, job.hashes)
-            chain = None
+            chain, tenant = None, 0
             if isinstance(job, Save):
+                tenant = job.tenant
                 parent = None if job.parent is None else identity.identities(self._key, [job.parent])
                 chain = (job.first, parent)
             deadline = job.deadline if isinstance(job, Load) else 0.0
             return self._store.submit(
-                job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle, chain, deadline
+                job.job, transfer.operation, self._tensors, names, job.blocks, transfer.event.handle, chain, deadline, tenant
             )
         senders = self._senders(source.leg)
         if self._handoff is None or not all(senders.values()):

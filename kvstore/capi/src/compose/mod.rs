@@ -78,6 +78,7 @@ pub(crate) fn open(
             Write::Through => WriteMode::Through,
             Write::Back => WriteMode::Back,
         },
+        tenant_share: settings.host_tier.tenant_share,
         prefetch: settings.host_tier.prefetch.then_some(ReturnConfig {
             prefetch_chance: settings.host_tier.prefetch_chance,
             lead: settings.host_tier.prefetch_lead.0,

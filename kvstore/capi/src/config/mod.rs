@@ -88,6 +88,8 @@ pub(crate) struct HostTierSettings {
     /// Memory of all slots. At least one slot, at most 16 TiB.
     pub(crate) capacity: Size,
     pub(crate) eviction: Eviction,
+    /// The part of this tier and of the disk that one tenant's blocks may fill. Above 0, to 1.
+    pub(crate) tenant_share: f64,
     /// Blocks of idle conversations are brought up before these go on.
     pub(crate) prefetch: bool,
     /// The chance that one does from which on they are. 0 to 1.
@@ -222,6 +224,8 @@ pub(crate) struct RdmaSettings {
 }
 
 /// Folders of a disk tier: one for each stripe of the log.
+/// The least part of the tiers that a tenant may have.
+const MIN_SHARE: f64 = 0.001;
 const FOLDERS_MAX: u64 = kvstore_disk::STRIPES_MAX as u64;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -337,6 +341,7 @@ impl Default for HostTierSettings {
         Self {
             capacity: Size(1 << 30),
             eviction: Eviction::S3Fifo,
+            tenant_share: 1.0,
             prefetch: true,
             prefetch_chance: 0.25,
             prefetch_lead: Time(Duration::from_secs(60)),
@@ -441,6 +446,10 @@ impl Settings {
             .filter(|(_, value, least, most)| !(least..=most).contains(&value))
             .map(|(name, value, least, most)| format!("{name} = {value} is not in {least} to {most}"));
         problems.extend(wrong_times);
+        let share = host_tier.tenant_share;
+        if !(MIN_SHARE..=1.0).contains(&share) {
+            problems.push(format!("host_tier.tenant_share = {share} is not in {MIN_SHARE} to 1"));
+        }
         let chance = host_tier.prefetch_chance;
         if !(0.0..=1.0).contains(&chance) {
             problems.push(format!("host_tier.prefetch_chance = {chance} is not in 0 to 1"));
@@ -580,6 +589,7 @@ mod tests {
             ("[queue]\nthreads = 0\ndepth = 0\n", "threads = 0 is not in 1 to 64; queue.depth = 0"),
             ("[host_tier]\ncapacity = \"100 KiB\"\n", "host_tier.capacity = \"100 KiB\" holds no slot"),
             ("[host_tier]\neviction = \"cost\"\n", "expected `lru` or `s3-fifo`"),
+            ("[host_tier]\ntenant_share = 0.0\n", "host_tier.tenant_share = 0 is not in 0.001 to 1"),
             ("[host_tier]\nprefetch_chance = nan\n", "host_tier.prefetch_chance = NaN is not in 0 to 1"),
             ("[host_tier]\nprefetch_lead = \"2 h\"\n", "host_tier.prefetch_lead = \"7200000 ms\" is not in"),
             ("[disk_tier]\ncapacity = \"1 GiB\"\n", "disk_tier.path is empty"),

@@ -49,6 +49,10 @@ pub struct Transfer {
     pub deadline_us: u32,
     /// For a fetch, how many of the blocks the caller has, from the first on; else zero.
     pub held: u32,
+    /// For a save or a fetch, whose blocks these are; zero: all who have no number. Else zero.
+    pub tenant: u32,
+    /// Must be zero.
+    pub reserved: u32,
 }
 
 impl Transfer {
@@ -58,6 +62,8 @@ impl Transfer {
     }
 }
 
+/// The store's own number.
+const TENANT_RESERVED: u32 = u32::MAX;
 /// Places in a chain are below this.
 const POSITIONS_MAX: usize = 1 << 31;
 
@@ -101,7 +107,7 @@ unsafe fn chain(transfer: &Transfer) -> Result<Option<ChainPlace>, Failure> {
         // SAFETY: the caller promised one; an identity is aligned anywhere.
         Some(unsafe { *transfer.parent })
     };
-    Ok(Some(ChainPlace { parent, position }))
+    Ok(Some(ChainPlace { parent, position, tenant: transfer.tenant }))
 }
 
 /// Registers an engine's tensors.
@@ -205,6 +211,7 @@ unsafe fn blocks(opened: &Opened, transfer: &Transfer) -> Result<Blocks, Failure
         blocks: copied(blocks)?,
         tensors,
         chain,
+        tenant: transfer.tenant,
         deadline,
     })
 }
@@ -231,7 +238,8 @@ unsafe fn fetch(opened: &Opened, transfer: &Transfer) -> Result<Submitted, Failu
     let identities = unsafe { elements(identities, count, "identities is a null pointer") }?;
     let admitted = opened.queue.admit(count);
     if admitted == Submitted::Taken {
-        opened.fetches.begin(&opened.backend, user, identities, held, transfer.patience());
+        let of_fetch = (held, transfer.tenant);
+        opened.fetches.begin(&opened.backend, user, identities, of_fetch, transfer.patience());
     }
     Ok(admitted)
 }
@@ -254,6 +262,12 @@ pub unsafe extern "C" fn kvasir_kv_submit_transfer(handle: *mut Handle, transfer
         // SAFETY: the caller promised one.
         let transfer = unsafe { read(transfer) }?;
         let opened = handles::find(handle.addr())?;
+        if transfer.tenant == TENANT_RESERVED || transfer.reserved != 0 {
+            return Err(invalid("tenant is 2^32 - 1, or reserved is not 0"));
+        }
+        if transfer.operation == LOAD && transfer.tenant != 0 {
+            return Err(invalid("tenant is set, and the operation is a load"));
+        }
         if transfer.count > IDENTITIES_MAX {
             return Err(invalid("count is above 2^20"));
         }

@@ -58,7 +58,7 @@ fn work(registry: &Registry, id: u64, direction: Direction, blocks: &[(usize, us
     let identities = blocks.iter().map(|(number, _)| name(*number)).collect();
     let blocks = blocks.iter().map(|(_, page)| *page as u64).collect();
     let deadline = Instant::now() + READ_MAX;
-    let what = Blocks { direction, tensors, identities, blocks, chain: None, deadline };
+    let what = Blocks { direction, tensors, identities, blocks, chain: None, tenant: 0, deadline };
     Work::Shared(Arc::new(Transfer::new(what)))
 }
 

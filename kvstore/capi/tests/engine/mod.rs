@@ -207,6 +207,8 @@ impl Rig {
             is_chain,
             deadline_us,
             held: 0,
+            tenant: 0,
+            reserved: 0,
         };
         // SAFETY: the arrays are there, and tests keep an engine for longer than transfers on it.
         let status = unsafe { kvasir_kv::kvasir_kv_submit_transfer(self.0, &raw const transfer) };

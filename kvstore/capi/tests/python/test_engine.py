@@ -97,6 +97,7 @@ class Request:
     is_loading: bool = False
     loaded: int = 0
     adapter: bytes = b""
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         name = b""
@@ -304,6 +305,36 @@ class Sides(unittest.TestCase):
                 self.assertEqual((engine.loaded, engine.wrong), (19, []))
                 self.assertEqual(engine.worker.take_counters()["saved_blocks"], 1)
                 self.assertEqual(len(engine.pool.free), 64)
+
+    def test_a_tenant_fills_its_share_and_no_more(self) -> None:
+        store = Store.open(Library(), configuration(16) + "tenant_share = 0.25\n")
+        self.addCleanup(store.close)
+        engine = Engine(store, 64, is_nearby=True)
+        # Computing is slow: whatever is there is loaded.
+        engine.worker.load(Step(prefills=[Prefill(1000, 0, 10.0)] * 50))
+
+        def run(name: str, seed: int, salt: str | None) -> int:
+            """Blocks that are loaded."""
+            request, before = self.prompt(name, 7 * TOKENS, seed=seed), engine.loaded
+            request.cache_salt = salt
+            engine.submit(request)
+            engine.run()
+            return engine.loaded - before
+
+        run("quiet", 1, "quiet")
+        # Each has four of sixteen slots: the last blocks of a chain go first.
+        self.assertEqual(engine.worker.statistics()["blocks"], 4)
+        for at in range(5):
+            run(f"loud {at}", 2 + at, "loud")
+        self.assertEqual(engine.worker.statistics()["blocks"], 8)
+        run("nobody", 20, None)
+        self.assertEqual((engine.worker.statistics()["blocks"], engine.wrong), (12, []))
+        self.assertGreater(run("quiet again", 1, "quiet"), 0, "others have not evicted its blocks")
+
+    def test_tenants_have_numbers(self) -> None:
+        numbers = [identity.tenant(salt) for salt in (None, "", "one", "one", "two")]
+        self.assertEqual((numbers[:2], numbers[2] == numbers[3]), ([0, 0], True))
+        self.assertTrue(0 < numbers[2] != numbers[4] < (1 << 32) - 1)
 
     def test_blocks_of_another_engine_are_loaded(self) -> None:
         for is_nearby in (False, True):

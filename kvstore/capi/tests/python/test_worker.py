@@ -31,6 +31,7 @@ class FakeStore:
         event: int,
         chain: tuple[int, bytes | None] | None,
         deadline: float,
+        tenant: int = 0,
     ) -> bool:
         self.fail("submit_transfer")
         assert (chain is None) == (operation is Operation.LOAD)
@@ -40,7 +41,7 @@ class FakeStore:
         self.taken.append(user)
         return True
 
-    def fetch(self, user: int, identities: bytes, held: int, deadline: float) -> bool:
+    def fetch(self, user: int, identities: bytes, held: int, deadline: float, tenant: int) -> bool:
         self.fail("fetch")
         assert deadline == 0.2
         self.fetched.append(user)

@@ -374,7 +374,7 @@ impl World {
 
     /// Fills a free slot, and hands it over now or later or never.
     fn put_slot(&mut self, identity: BlockIdentity, description: Description) {
-        let Some(mut slot) = self.store.reserve() else { return };
+        let Some(mut slot) = self.store.reserve(description.tenant) else { return };
         let bytes = content(&identity);
         let (start, end) = bytes.split_at(self.random.below(BLOCK));
         assert!(slot.fill([start, end].into_iter()), "it has room for a block");

@@ -42,7 +42,7 @@ fn blocks_that_callers_copy_themselves_come_back_as_they_went() {
                 Description { parent, position: position as u32, meta: Arc::default(), tenant: TenantId(0) };
             let (done, is_stored) = unbounded();
             let done = move |stored| done.send(stored).expect("the test waits");
-            match rig.store.reserve() {
+            match rig.store.reserve(TenantId(0)) {
                 Some(mut slot) => {
                     // Pieces that end anywhere.
                     let cut = 1 + seed as usize * 311;
@@ -64,16 +64,16 @@ fn blocks_that_callers_copy_themselves_come_back_as_they_went() {
     rig.settle(240);
     assert!(rig.store.blocks()[0] > 120, "at most four are free ahead: {:?}", rig.store.blocks());
     // Not used, too long, there already.
-    drop(rig.store.reserve());
+    drop(rig.store.reserve(TenantId(0)));
     let mut slot = (0..100).find_map(|_| {
         std::thread::sleep(Duration::from_millis(1));
-        rig.store.reserve()
+        rig.store.reserve(TenantId(0))
     });
     let slot = slot.as_mut().expect("a free slot");
     assert!(!slot.fill([vec![0; slot.room()].as_slice(), &[1]].into_iter()));
     let known = chain(1059, 4)[3];
     let held = rig.store.hold_now(&[known]).expect("there");
-    let mut slot = rig.store.reserve();
+    let mut slot = rig.store.reserve(TenantId(0));
     if let Some(slot) = slot.as_mut() {
         assert!(slot.fill(std::iter::once(contents(&chain(1, 1)[0]).as_slice())));
     }
