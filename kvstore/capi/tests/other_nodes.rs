@@ -299,28 +299,72 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    let read_all = |pool: &Pool, random: &mut Random| {
+    let read_all = |pool: &Pool, random: &mut Random, blocks_of: [usize; 3]| {
         let (two, mut loaded, of_two) = store(&far, random);
-        for round in 1..=3 {
-            let (names, blocks) = chain(round, 48);
+        for (round, count) in (1..).zip(blocks_of) {
+            let (names, blocks) = chain(round, count);
             // It may not be connected yet, or the disk may take longer than a look-up waits.
             let deadline = Instant::now() + Duration::from_secs(20);
-            while fetch(&two, &names, 0) < 48 {
+            while fetch(&two, &names, 0) < count {
                 assert!(Instant::now() < deadline, "chain {round} is not found");
                 std::thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!(two.load(of_two, &names, &blocks), (0, 48));
-            (0..48).for_each(|at| assert_eq!(loaded.payload_now(at), saved.payload(at), "block {at}"));
+            assert_eq!(two.load(of_two, &names, &blocks), (0, count as u64));
+            (0..count).for_each(|at| assert_eq!(loaded.payload_now(at), saved.payload(at), "block {at}"));
         }
-        assert_eq!((two.statistics().far_read, two.statistics().damaged), (3 * 48, 0));
+        let all: usize = blocks_of.iter().sum();
+        assert_eq!((two.statistics().far_read, two.statistics().damaged), (all as u64, 0));
         pool.wait("leases", |leases| leases == 0);
     };
-    read_all(&pool, random);
+    read_all(&pool, random, [48; 3]);
+    // The first chain goes on: what it goes on with has been on the disk alone, and came back in the middle of a look-up.
+    let (names, blocks) = chain(1, 56);
+    assert_eq!(fetch(&one, &names[..48], 0), 48);
+    save_behind(&one, of_one, &names[48..], &blocks[48..], &names[47], 48);
+    pool.wait("registered_blocks", |count| count == 3 * 48 + 8);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while pool.store.blocks()[1] < 3 * 48 + 8 {
+        assert!(Instant::now() < deadline, "{} blocks are on its disk", pool.store.blocks()[1]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
     pool.store.close();
     drop(pool);
     let pool = start(listen);
-    assert_eq!(pool.store.blocks(), [0, 3 * 48], "its memory begins empty");
-    read_all(&pool, random);
+    assert_eq!(pool.store.blocks(), [0, 3 * 48 + 8], "its memory begins empty");
+    read_all(&pool, random, [56, 48, 48]);
+}
+
+/// Saves blocks that hang on `parent`, whose chain has `position` blocks before them.
+fn save_behind(
+    rig: &Rig,
+    tensors: u64,
+    names: &[Identity],
+    blocks: &[u64],
+    parent: &Identity,
+    position: u32,
+) {
+    let transfer = Transfer {
+        user: 8,
+        operation: 5,
+        bytes: size_of::<Transfer>() as u32,
+        tensors,
+        identities: names.as_ptr(),
+        blocks: blocks.as_ptr(),
+        count: names.len(),
+        event: std::ptr::null_mut(),
+        parent,
+        position,
+        is_chain: 1,
+        deadline_us: 0,
+        held: 0,
+        tenant: 0,
+        reserved: 0,
+    };
+    // SAFETY: the arrays and the tensors are there.
+    let status = unsafe { kvasir_kv::kvasir_kv_submit_transfer(rig.0, &raw const transfer) };
+    assert_eq!(status, 0, "{}", rig.last_error());
+    let end = rig.poll(Duration::from_secs(30));
+    assert_eq!((end.user, end.status, end.payload_bytes as usize), (8, 0, names.len()));
 }
 
 #[test]

@@ -29,6 +29,7 @@ use crate::store::Store;
 /// How long a look-up waits for blocks of the disk: half of the default of `remote_tier.deadline`, so that the answer arrives before a
 /// client counts a failure.
 const DISK_WAIT_MAX: Duration = Duration::from_millis(100);
+
 /// Serves the blocks of a store to other nodes. The events of the store must have no listener, because slots are made by evicting
 /// without events.
 pub struct StorePool {
@@ -36,7 +37,7 @@ pub struct StorePool {
     answers: Receiver<Told>,
     sender: Sender<Told>,
     bell: Option<Arc<Bell>>,
-    /// Places of blocks that the store's thread has not registered yet, by the question.
+    /// Blocks that the store's thread has not registered yet, by the question, and their places in their chains.
     registering: HashMap<u64, BlockIdentity>,
     positions: HashMap<BlockIdentity, u32>,
 }
