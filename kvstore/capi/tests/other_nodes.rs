@@ -310,7 +310,8 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             assert_eq!(two.load(of_two, &names, &blocks), (0, count as u64));
-            (0..count).for_each(|at| assert_eq!(loaded.payload_now(at), saved.payload(at), "block {at}"));
+            (0..count as u64)
+                .for_each(|at| assert_eq!(loaded.payload_now(at), saved.payload(at), "block {at}"));
         }
         let all: usize = blocks_of.iter().sum();
         assert_eq!((two.statistics().far_read, two.statistics().damaged), (all as u64, 0));

@@ -5,15 +5,13 @@
 //! is trusted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use dataplane_checksum::{LANE_BYTES, Sum};
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Filling, Lease};
 use xxhash_rust::xxh3::Xxh3;
-
-use crate::far::DeliveredSum;
 
 /// Whole lanes of the checksum.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -36,6 +34,8 @@ struct Note {
     position: AtomicU32,
     /// The first bytes of what its owner keeps with it.
     word: AtomicU64,
+    /// The bytes came from another tier and were not compared here with the block's checksum yet.
+    is_unverified: AtomicBool,
 }
 
 impl HostMemory {
@@ -59,11 +59,26 @@ impl HostMemory {
     }
 
     /// Notes what the block is that is going to be registered in a slot.
-    pub(crate) fn note(&self, slot: u32, position: u32, meta: &[u8]) {
+    pub(crate) fn note(&self, slot: u32, position: u32, meta: &[u8], is_verified: bool) {
         let note = &self.notes[slot as usize];
         let word = meta.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         note.position.store(position, Ordering::Relaxed);
         note.word.store(word, Ordering::Relaxed);
+        note.is_unverified.store(!is_verified, Ordering::Relaxed);
+    }
+
+    /// Whether the block's bytes came from another tier and were not compared here with its checksum yet: if they are wrong, what that tier
+    /// has may be wrong, too.
+    pub(crate) fn is_unverified(&self, slot: u32) -> bool {
+        self.notes[slot as usize].is_unverified.load(Ordering::Relaxed)
+    }
+
+    /// The block's bytes were compared with its checksum: whether they are good.
+    fn compared(&self, slot: u32, is_good: bool) -> bool {
+        if is_good {
+            self.notes[slot as usize].is_unverified.store(false, Ordering::Relaxed);
+        }
+        is_good
     }
 
     /// Another reference to a slot, for a read or write that is under way.
@@ -100,26 +115,24 @@ impl HostMemory {
     pub(crate) fn copy_out(&self, lease: &Lease, target: &SlotRef) -> bool {
         let bytes = lease.bytes() as usize;
         target.slab().copy_from(&self.slab, (lease.slot(), 0), (target.slot(), 0), bytes);
-        checksum(target.slab(), target.slot(), bytes) == lease.checksum()
+        self.compared(lease.slot(), checksum(target.slab(), target.slot(), bytes) == lease.checksum())
+    }
+
+    /// Whether a block in host memory is what had been stored.
+    pub(crate) fn is_intact(&self, lease: &Lease) -> bool {
+        let own = checksum(&self.slab, lease.slot(), lease.bytes() as usize);
+        self.compared(lease.slot(), own == lease.checksum())
     }
 
     pub(crate) fn checksum(&self, slot: u32, bytes: usize) -> u64 {
         checksum(&self.slab, slot, bytes)
     }
 
-    /// The checksum of a slot's bytes if it is the `expected` one, else `None`.
-    pub(crate) fn checksum_if(&self, slot: u32, bytes: usize, expected: DeliveredSum) -> Option<u64> {
-        match expected {
-            DeliveredSum::Block(expected) => {
-                let own = checksum(&self.slab, slot, bytes);
-                (own == expected).then_some(own)
-            }
-            DeliveredSum::Xxh3(expected) => {
-                let mut other = Xxh3::new();
-                let own = checksum_of_pieces(&self.slab, slot, bytes, |piece| other.update(piece));
-                (other.digest() == expected).then_some(own)
-            }
-        }
+    /// The checksum of a slot's bytes if their xxh3-64 is the `expected` one, else `None`.
+    pub(crate) fn checksum_if(&self, slot: u32, bytes: usize, expected: u64) -> Option<u64> {
+        let mut other = Xxh3::new();
+        let own = checksum_of_pieces(&self.slab, slot, bytes, |piece| other.update(piece));
+        (other.digest() == expected).then_some(own)
     }
 }
 
@@ -311,7 +324,8 @@ impl HostBlock {
     /// was handed over is of no use. What is verified is the copy that `take` sees. Allocates nothing.
     #[must_use]
     pub fn read_verified(&self, take: impl FnMut(&[u8])) -> bool {
-        checksum_of_pieces(&self.memory.slab, self.lease.slot(), self.len(), take) == self.lease.checksum()
+        let sum = checksum_of_pieces(&self.memory.slab, self.lease.slot(), self.len(), take);
+        self.memory.compared(self.lease.slot(), sum == self.lease.checksum())
     }
 
     /// Its bytes, or `None` when they are not what had been stored.
@@ -319,6 +333,7 @@ impl HostBlock {
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.len()];
         self.memory.slab.read(self.lease.slot(), 0, &mut bytes);
-        (dataplane_checksum::checksum(&bytes) == self.lease.checksum()).then_some(bytes)
+        let is_good = dataplane_checksum::checksum(&bytes) == self.lease.checksum();
+        self.memory.compared(self.lease.slot(), is_good).then_some(bytes)
     }
 }

@@ -134,17 +134,19 @@ class Conversations(unittest.TestCase):
             text += f'[disk_tier]\npath = "{folder}"\ncapacity = "8 MiB"\nsegment = "8 MiB"\n'
             store = Store.open(Library(), text)
             self.addCleanup(store.close)
-            engine = Engine(store, 64, is_nearby=True, is_prefetching=True)
+            engine = Engine(store, 64, is_nearby=True)
             tokens = list(range(4 * TOKENS))
-            engine.submit(Request("first", tokens))
+            first = Request("first", tokens)
+            engine.submit(first)
             engine.run()
-            # An engine whose conversations nobody is told of fills host memory while it is idle.
-            other = Engine(store, 64, is_nearby=True)
             for at in range(4):
-                other.submit(Request(f"other {at}", [at + 1000] * 12 * TOKENS))
-                other.run()
+                engine.submit(Request(f"other {at}", [at + 1000] * 12 * TOKENS))
+                engine.run()
+            # Others have filled host memory when the store hears that it is idle.
+            engine.worker.load(Step(idle=[first.block_hashes]))
             wait_until(lambda: engine.worker.statistics()["disk_read"] >= 4)
             self.assertEqual(engine.worker.statistics()["prefetched"], 4)
+            engine.worker.load(Step(continued=first.block_hashes[-1:]))
             engine.submit(Request("second", tokens + [5] * TOKENS))
             engine.run()
             self.assertEqual((engine.loaded, engine.wrong), (4, []))

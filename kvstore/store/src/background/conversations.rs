@@ -34,8 +34,10 @@ struct Idle {
     since: Instant,
     chain: Arc<[BlockIdentity]>,
     state: State,
-    /// Blocks that were fetched for it.
+    /// Blocks that are held for it, or fetched to be.
     ahead: usize,
+    /// Those of them that were fetched.
+    fetched: usize,
     /// Leases on fetched blocks that have arrived. Without them the policy evicts these blocks first, because no request has used them.
     held: Vec<Lease>,
 }
@@ -50,7 +52,7 @@ pub(crate) struct Conversations {
     /// In the order of going idle; entries whose time is not the conversation's any more are stale.
     order: VecDeque<(Instant, BlockIdentity)>,
     blocks: usize,
-    /// Blocks fetched for conversations that have not returned.
+    /// Blocks held or fetched for conversations that have not returned.
     ahead: usize,
 }
 
@@ -70,7 +72,7 @@ impl Conversations {
         self.idle.is_empty()
     }
 
-    /// Blocks fetched for conversations that have not returned.
+    /// Blocks held or fetched for conversations that have not returned.
     pub(crate) fn ahead(&self) -> usize {
         self.ahead
     }
@@ -85,7 +87,14 @@ impl Conversations {
         self.order.push_back((now, last));
         self.idle.insert(
             last,
-            Idle { since: now, chain: chain.into(), state: State::Waiting, ahead: 0, held: Vec::new() },
+            Idle {
+                since: now,
+                chain: chain.into(),
+                state: State::Waiting,
+                ahead: 0,
+                fetched: 0,
+                held: Vec::new(),
+            },
         );
         while self.idle.len() > CONVERSATIONS_MAX || self.blocks > BLOCKS_MAX {
             let Some((since, oldest)) = self.order.pop_front() else { return };
@@ -108,7 +117,7 @@ impl Conversations {
         };
         self.left(&idle);
         self.times.returned(now.saturating_duration_since(idle.since));
-        (idle.ahead, idle.held)
+        (idle.fetched, idle.held)
     }
 
     /// Blocks that are held.
@@ -154,8 +163,19 @@ impl Conversations {
     pub(crate) fn went_on(&mut self, last: &BlockIdentity, next: usize, fetched: usize) {
         if let Some(idle) = self.idle.get_mut(last) {
             idle.state = State::Fetching { next };
+            idle.fetched += fetched;
             idle.ahead += fetched;
             self.ahead += fetched;
+        }
+    }
+
+    /// The same; these were in host memory and are held there.
+    pub(crate) fn found(&mut self, last: &BlockIdentity, next: usize, blocks: Vec<Lease>) {
+        if let Some(idle) = self.idle.get_mut(last) {
+            idle.state = State::Fetching { next };
+            idle.ahead += blocks.len();
+            self.ahead += blocks.len();
+            idle.held.extend(blocks);
         }
     }
 
@@ -169,15 +189,16 @@ impl Conversations {
     /// Gives up on those that were fetched and did not return; returns how many blocks were fetched in vain.
     pub(crate) fn give_up(&mut self, now: Instant) -> usize {
         let patience = self.config.lead * PATIENCE_LEADS;
-        let mut wasted = 0;
+        let (mut wasted, mut given_up) = (0, 0);
         for idle in self.idle.values_mut() {
             let State::Fetched { at } = idle.state else { continue };
             if now.saturating_duration_since(at) > patience {
-                wasted += std::mem::take(&mut idle.ahead);
+                wasted += std::mem::take(&mut idle.fetched);
+                given_up += std::mem::take(&mut idle.ahead);
                 idle.held.clear();
             }
         }
-        self.ahead -= wasted;
+        self.ahead -= given_up;
         wasted
     }
 }

@@ -145,12 +145,22 @@ impl Mover {
         let held_for_load: usize = self.background.held_for_load.iter().map(|(_, held)| held.len()).sum();
         let room =
             (self.tiers.host_slots() / AHEAD_SHARE).saturating_sub(conversations.ahead() + held_for_load);
+        // What is here already stays, too, unless the rest is on other nodes: what comes from there is not held either.
+        let is_whole_here = first.is_none_or(|first| self.tiers.shared.holds(DISK, &chain[first]));
+        let here_end = if is_whole_here { first.unwrap_or(chain.len()).min(from + room) } else { from };
+        let here = &chain[from..here_end];
+        let held: Vec<Lease> =
+            here.iter().filter_map(|identity| self.tiers.shared.catalog.pin(HOST, identity)).collect();
+        let room = room - held.len();
+        if !held.is_empty() {
+            conversations.found(&last, from + here.len(), held);
+        }
         let Some(first) = first else {
             conversations.fetched(&last, now);
             return;
         };
         if room == 0 {
-            if from > 0 {
+            if from > 0 || !here.is_empty() {
                 // As much as could be.
                 conversations.fetched(&last, now);
             }

@@ -65,8 +65,8 @@ pub struct ReturnedSlots {
     pub(crate) slots: Vec<LentSlot>,
 }
 
-/// A block in one of the slots of a read. The store compares the bytes there with it once more when it takes them in, so that
-/// nothing that changed them meanwhile becomes a block with a checksum of its own.
+/// A block in one of the slots of a read, which the tier has verified. The checksum goes with it into host memory: what changes the bytes
+/// afterwards is found by whoever reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivered {
     /// Its length.
@@ -78,9 +78,9 @@ pub struct Delivered {
 /// A checksum of a block that a tier further away has delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveredSum {
-    /// That of `dataplane-checksum`, which host memory has of every block.
+    /// That of `dataplane-checksum`, by the block's first writer.
     Block(u64),
-    /// xxh3-64.
+    /// xxh3-64, by this tier: the bytes are compared with it once more when host memory takes the other checksum.
     Xxh3(u64),
 }
 

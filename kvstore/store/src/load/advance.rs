@@ -132,7 +132,7 @@ impl Load {
         device: &mut DeviceCopies,
     ) -> bool {
         let (index, bytes) = (self.cursor, lease.bytes() as usize);
-        if !self.is_verified_there && tiers.shared.memory.checksum(lease.slot(), bytes) != lease.checksum() {
+        if !self.is_verified_there && !tiers.shared.memory.is_intact(&lease) {
             drop(lease);
             self.states[index] = damaged(self.chain[index], number, index, tiers);
             return true;
@@ -162,7 +162,9 @@ impl Load {
 fn damaged(identity: BlockIdentity, number: u64, index: usize, tiers: &mut Tiers) -> State {
     tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");
     StoreCounters::add(&tiers.shared.counters.checksum_failures, 1);
-    tiers.drop_from_host(identity);
+    if !tiers.drop_damaged(identity) {
+        return State::Failed;
+    }
     match tiers.read_from_disk(identity, (number, index), false) {
         Started::Coming => State::Coming,
         Started::Later | Started::Nowhere => State::Failed,

@@ -67,6 +67,11 @@ impl ModelDisk {
         self.kept.iter().map(|(&slot, kept)| (slot, kept.identity))
     }
 
+    /// Whether it gives back damaged blocks now and then.
+    pub(super) fn may_rot(&self) -> bool {
+        self.faults.rotten > 0
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.inbox.is_empty() && self.in_flight.is_empty() && self.stuck.is_empty()
     }

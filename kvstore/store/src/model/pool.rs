@@ -120,8 +120,10 @@ impl ModelPool {
         for (identity, block) in &self.reading {
             let mut bytes = [0; BLOCK];
             block.slot.slab().read(block.slot.slot(), 0, &mut bytes);
-            let is_right = bytes == content(identity);
-            assert!(is_right || may_damage, "a slot that a client may read has another block");
+            // Damage is a few bits; another block differs everywhere.
+            let wrong = bytes.iter().zip(content(identity)).filter(|(byte, right)| *byte != right).count();
+            let most = if may_damage { BLOCK / 8 } else { 0 };
+            assert!(wrong <= most, "a slot that a client may read has another block: {wrong} bytes differ");
             let sum = with_identity(dataplane_checksum::checksum(&content(identity)), identity);
             assert_eq!(block.description.checksum, sum, "a reader could not tell damage");
         }
@@ -143,6 +145,11 @@ impl ModelPool {
     pub(super) fn let_go(&mut self) {
         self.reading.clear();
         self.writing.clear();
+    }
+
+    /// Blocks that clients have given and that are not known yet.
+    pub(super) fn registering(&self) -> impl Iterator<Item = &BlockIdentity> {
+        self.registering.values()
     }
 
     /// Whether everything was answered.

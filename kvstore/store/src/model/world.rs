@@ -130,6 +130,8 @@ pub(super) struct World {
     absent: HashSet<BlockIdentity>,
     /// Whether host memory is damaged now and then.
     rots: bool,
+    /// Whether blocks in host memory may be damaged, there or before they came.
+    may_damage: bool,
     totals: Totals,
 }
 
@@ -219,6 +221,7 @@ impl World {
         let slab = Slab::create("kvasir-model", layout, PageSize::Standard).expect("memory");
         let names = (0..CONVERSATIONS).flat_map(|conversation| chain(conversation, CHAIN_MAX)).collect();
         let rots = random.percent(30);
+        let may_damage = rots || !nodes.is_empty() || disk.as_ref().is_some_and(ModelDisk::may_rot);
         Self {
             random,
             now,
@@ -242,6 +245,7 @@ impl World {
             published: HashSet::new(),
             absent: HashSet::new(),
             rots,
+            may_damage,
             totals: Totals::default(),
         }
     }
@@ -312,7 +316,7 @@ impl World {
         assert_ne!(round, Round::Stopped);
         self.take_in();
         if let Some(pool) = &mut self.pool_clients {
-            pool.take_answers(self.rots);
+            pool.take_answers(self.may_damage);
         }
         self.check_round();
         if round == Round::Idle {
@@ -324,9 +328,11 @@ impl World {
     /// A client of the pool does something.
     fn pool_step(&mut self) {
         let prefix = self.prefix();
-        self.absent.retain(|identity| !prefix.contains(identity));
         if let Some(pool) = &mut self.pool_clients {
-            pool.step(prefix, &mut self.random, self.rots);
+            pool.step(prefix, &mut self.random, self.may_damage);
+            pool.registering().for_each(|identity| {
+                self.absent.remove(identity);
+            });
         }
     }
 
@@ -460,7 +466,10 @@ impl World {
             return self.store.forget_on_host(chain);
         }
         // A search may bring a block back, and so may a new block that is in the queue.
-        let is_offloaded = |identity: &BlockIdentity| self.offloads.contains_key(identity);
+        let of_pool: Vec<BlockIdentity> =
+            self.pool_clients.iter().flat_map(ModelPool::registering).copied().collect();
+        let is_offloaded =
+            |identity: &BlockIdentity| self.offloads.contains_key(identity) || of_pool.contains(identity);
         let gone: Vec<_> = chain.iter().copied().filter(|identity| !is_offloaded(identity)).collect();
         self.store.forget(chain);
         self.round();

@@ -5,7 +5,7 @@ use kvstore_block::BlockIdentity;
 use super::Tiers;
 use crate::job::{Medium, Moved};
 use crate::planted::{Planted, is_planted};
-use crate::shared::DISK;
+use crate::shared::{DISK, HOST};
 
 impl Tiers {
     /// Takes blocks out of every tier of this node.
@@ -30,8 +30,20 @@ impl Tiers {
             disk.unwritten.forget(chain);
         }
         for identity in chain {
-            self.drop_from_host(*identity);
+            self.drop_damaged(*identity);
         }
+    }
+
+    /// Throws a block away whose bytes in host memory are damaged; and what the disk has, if they came from there and nobody has compared
+    /// them since. Whether the disk may still have it.
+    pub(crate) fn drop_damaged(&mut self, identity: BlockIdentity) -> bool {
+        let slot = self.shared.catalog.places(&identity).and_then(|places| places.slot(HOST));
+        let came_damaged = slot.is_some_and(|slot| self.shared.memory.is_unverified(slot));
+        self.drop_from_host(identity);
+        if came_damaged {
+            self.drop_from_disk(identity);
+        }
+        !came_damaged
     }
 
     pub(super) fn drop_from_disk(&mut self, identity: BlockIdentity) {

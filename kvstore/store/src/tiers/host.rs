@@ -45,6 +45,8 @@ pub(crate) struct Arrival {
     pub(crate) position: u32,
     pub(crate) bytes: u32,
     pub(crate) checksum: u64,
+    /// Its bytes were compared with the checksum, or the checksum was taken from them.
+    pub(crate) is_verified: bool,
     pub(crate) origin: Origin,
     /// For the tiers below, as far as it is known.
     pub(crate) description: Option<Description>,
@@ -99,11 +101,12 @@ impl Tiers {
 
     /// Makes a block known whose bytes have come; false when host memory has it already.
     pub(crate) fn register(&mut self, filling: Filling, arrival: Arrival) -> bool {
-        let Arrival { identity, parent, position, bytes, checksum, origin, description } = arrival;
+        let Arrival { identity, parent, position, bytes, checksum, is_verified, origin, description } =
+            arrival;
         let slot = filling.slot();
         let cost = self.shared.recompute_cost(position);
         let meta = description.as_ref().map_or(&[][..], |description| &description.meta);
-        self.shared.memory.note(slot, position, meta);
+        self.shared.memory.note(slot, position, meta, is_verified);
         let is_new = filling.complete(checksum, bytes).register(identity, parent, cost) == Registered::New;
         if is_new {
             self.descriptions[slot as usize] = description;

@@ -20,7 +20,7 @@ use kvstore_catalog::Lease;
 
 use crate::bandwidth::Bandwidth;
 use crate::disk::LocalDisk;
-use crate::far::Delivered;
+use crate::far::{Delivered, DeliveredSum};
 use crate::job::{Description, Moved};
 use crate::shared::Shared;
 use budget::HashBudget;
@@ -100,11 +100,17 @@ impl Tiers {
         self.shared.memory.checksum(slot, bytes)
     }
 
-    /// The same of what a tier further away has delivered; `None` when it is no longer what that tier had verified.
-    pub(crate) fn checksum_of(&mut self, slot: u32, delivered: &Delivered) -> Option<u64> {
-        let bytes = delivered.bytes as usize;
-        self.hashing.spend(bytes);
-        self.shared.memory.checksum_if(slot, bytes, delivered.sum)
+    /// The checksum of what a tier further away has delivered, and whether its bytes were compared with it here. Those that are not are
+    /// compared when they are read. `None`: they are no longer what that tier had verified.
+    pub(crate) fn checksum_of(&mut self, slot: u32, delivered: &Delivered) -> Option<(u64, bool)> {
+        match delivered.sum {
+            DeliveredSum::Block(checksum) => Some((checksum, false)),
+            DeliveredSum::Xxh3(expected) => {
+                let bytes = delivered.bytes as usize;
+                self.hashing.spend(bytes);
+                Some((self.shared.memory.checksum_if(slot, bytes, expected)?, true))
+            }
+        }
     }
 
     /// Tells what happened.

@@ -87,8 +87,16 @@ impl Tiers {
                 Some(description) => (description.parent, description.position),
                 None => (place.parent.or(lease.parent()), place.position.unwrap_or(0)),
             };
-            let arrival =
-                Arrival { identity, parent, position, bytes, checksum, origin: Origin::Disk, description };
+            let arrival = Arrival {
+                identity,
+                parent,
+                position,
+                bytes,
+                checksum,
+                is_verified: false,
+                origin: Origin::Disk,
+                description,
+            };
             self.register(filling, arrival);
         } else {
             StoreCounters::add(&self.shared.counters.disk_misses, 1);
