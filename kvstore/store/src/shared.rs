@@ -120,6 +120,8 @@ pub(crate) struct Shared {
     pub(crate) loads: AtomicUsize,
     /// Blocks of host memory that wait to be written to the disk.
     pub(crate) unwritten: AtomicUsize,
+    /// Slots of host memory that are held for idle conversations.
+    pub(crate) held_ahead: AtomicUsize,
     /// Callers fill slots themselves: some are to be free.
     pub(crate) wants_free_slots: AtomicBool,
     has_disk: bool,
@@ -161,6 +163,7 @@ impl Shared {
             config,
             loads: AtomicUsize::new(0),
             unwritten: AtomicUsize::new(0),
+            held_ahead: AtomicUsize::new(0),
             wants_free_slots: AtomicBool::new(false),
             has_disk,
             others,

@@ -96,13 +96,14 @@ impl Store {
         [HOST, DISK].map(|tier| self.shared.catalog.census(tier).registered as u64)
     }
 
-    /// Slots of host memory that somebody uses or fills now: zero when nothing is under way.
+    /// Slots of host memory that somebody uses or fills now, but for those that are held for idle conversations: zero when nothing is under way.
     #[must_use]
     pub fn leased_slots(&self) -> usize {
         // Slots that their last readers have handed back are taken in by any change, or by this.
         self.shared.free(HOST);
         let census = self.shared.catalog.census(HOST);
-        census.under_way + census.pinned
+        let held_ahead = self.shared.held_ahead.load(Ordering::Relaxed);
+        (census.under_way + census.pinned).saturating_sub(held_ahead)
     }
 
     /// Whether host memory has the block. Takes no lock.

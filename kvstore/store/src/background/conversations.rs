@@ -42,7 +42,27 @@ struct Idle {
     held: Vec<Lease>,
 }
 
-/// See the module's documentation.
+/// Slots of host memory that are held for conversations, each with the number of leases: conversations share blocks.
+#[derive(Debug, Default)]
+struct HeldSlots(HashMap<u32, u32>);
+
+impl HeldSlots {
+    fn add(&mut self, leases: &[Lease]) {
+        leases.iter().for_each(|lease| *self.0.entry(lease.slot()).or_default() += 1);
+    }
+
+    fn remove(&mut self, leases: &[Lease]) {
+        for lease in leases {
+            let count = self.0.get_mut(&lease.slot()).expect("a lease that is held was added");
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&lease.slot());
+            }
+        }
+    }
+}
+
+/// Idle conversations, and the blocks that are held for them.
 #[derive(Debug)]
 pub(crate) struct Conversations {
     config: ReturnConfig,
@@ -54,6 +74,8 @@ pub(crate) struct Conversations {
     blocks: usize,
     /// Blocks held or fetched for conversations that have not returned.
     ahead: usize,
+    /// Slots of all leases that [`Conversations::release`] has not given back.
+    held: HeldSlots,
 }
 
 impl Conversations {
@@ -65,6 +87,7 @@ impl Conversations {
             order: VecDeque::new(),
             blocks: 0,
             ahead: 0,
+            held: HeldSlots::default(),
         }
     }
 
@@ -82,6 +105,7 @@ impl Conversations {
         let Some(&last) = chain.last() else { return };
         if let Some(before) = self.idle.remove(&last) {
             self.left(&before);
+            self.release(before.held);
         }
         self.blocks += chain.len();
         self.order.push_back((now, last));
@@ -103,6 +127,7 @@ impl Conversations {
             {
                 self.left(&dropped);
                 self.times.dropped(now.saturating_duration_since(dropped.since));
+                self.release(dropped.held);
             }
         }
         if self.order.len() > 2 * CONVERSATIONS_MAX {
@@ -110,7 +135,8 @@ impl Conversations {
         }
     }
 
-    /// A prompt has come. Returns how many blocks had been fetched for the conversation that it continues, and those that are here.
+    /// A prompt has come. Returns how many blocks had been fetched for the conversation that it continues, and those that are held, which go
+    /// back by [`Conversations::release`].
     pub(crate) fn came(&mut self, chain: &[BlockIdentity], now: Instant) -> (usize, Vec<Lease>) {
         let Some(idle) = chain.iter().rev().find_map(|identity| self.idle.remove(identity)) else {
             return (0, Vec::new());
@@ -129,8 +155,19 @@ impl Conversations {
     /// Blocks have come that were fetched for a conversation.
     pub(crate) fn hold(&mut self, last: &BlockIdentity, blocks: Vec<Lease>) {
         if let Some(idle) = self.idle.get_mut(last).filter(|idle| idle.ahead > 0) {
+            self.held.add(&blocks);
             idle.held.extend(blocks);
         }
+    }
+
+    /// Blocks are not held any more.
+    pub(crate) fn release(&mut self, blocks: Vec<Lease>) {
+        self.held.remove(&blocks);
+    }
+
+    /// Slots that are held.
+    pub(crate) fn held_slots(&self) -> usize {
+        self.held.0.len()
     }
 
     fn left(&mut self, idle: &Idle) {
@@ -175,6 +212,7 @@ impl Conversations {
             idle.state = State::Fetching { next };
             idle.ahead += blocks.len();
             self.ahead += blocks.len();
+            self.held.add(&blocks);
             idle.held.extend(blocks);
         }
     }
@@ -195,6 +233,7 @@ impl Conversations {
             if now.saturating_duration_since(at) > patience {
                 wasted += std::mem::take(&mut idle.fetched);
                 given_up += std::mem::take(&mut idle.ahead);
+                self.held.remove(&idle.held);
                 idle.held.clear();
             }
         }

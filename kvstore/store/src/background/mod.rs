@@ -8,6 +8,7 @@
 mod conversations;
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
@@ -51,6 +52,18 @@ impl Background {
             next_check: now,
             next_give_up: now,
         }
+    }
+
+    /// These blocks are not held any more.
+    fn release(&mut self, held: impl IntoIterator<Item = (Instant, Vec<Lease>)>) {
+        if let Some(conversations) = &mut self.conversations {
+            held.into_iter().for_each(|(_, held)| conversations.release(held));
+        }
+    }
+
+    /// Slots of host memory that are held for conversations.
+    fn held_slots(&self) -> usize {
+        self.conversations.as_ref().map_or(0, |conversations| conversations.held_slots())
     }
 
     /// Blocks that are held for conversations.
@@ -113,13 +126,12 @@ impl Mover {
             let wasted = conversations.give_up(now);
             StoreCounters::add(&self.tiers.shared.counters.prefetch_wasted, wasted);
         }
-        let held_for_load = &mut self.background.held_for_load;
-        while held_for_load
-            .front()
-            .is_some_and(|(since, _)| now.saturating_duration_since(*since) >= HELD_FOR_LOAD)
-        {
-            held_for_load.pop_front();
+        let is_over = |since: Instant| now.saturating_duration_since(since) >= HELD_FOR_LOAD;
+        while self.background.held_for_load.front().is_some_and(|(since, _)| is_over(*since)) {
+            let over = self.background.held_for_load.pop_front();
+            self.background.release(over);
         }
+        self.tiers.shared.held_ahead.store(self.background.held_slots(), Ordering::Relaxed);
     }
 
     /// A request's load has begun: it holds its blocks itself.
@@ -127,10 +139,13 @@ impl Mover {
         let catalog = &self.tiers.shared.catalog;
         let slot_of = |identity| catalog.places(identity).and_then(|places| places.slot(HOST));
         let slots: HashSet<u32> = chain.iter().filter_map(slot_of).collect();
-        self.background.held_for_load.retain(|(_, held)| {
-            let first = held.first().map(Lease::slot);
-            first.is_some_and(|first| !slots.contains(&first))
-        });
+        let is_loaded = |(_, held): &(Instant, Vec<Lease>)| {
+            held.first().map(Lease::slot).is_none_or(|first| slots.contains(&first))
+        };
+        let (loaded, others): (VecDeque<_>, VecDeque<_>) =
+            self.background.held_for_load.drain(..).partition(is_loaded);
+        self.background.held_for_load = others;
+        self.background.release(loaded);
     }
 
     /// Does what is due; called when nothing else is to be done.

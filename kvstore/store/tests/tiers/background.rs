@@ -72,7 +72,7 @@ fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     let fill = |rig: &mut Rig, seed: u64, at_disk: u64| {
         let others = chain(seed, 24);
         (0..24).for_each(|position| rig.offload(&others, position));
-        rig.settle_but(at_disk, 6);
+        rig.settle(at_disk);
     };
     fill(&mut rig, 1, 30);
     assert!(!rig.store.is_on_host(&talk[0]), "others have filled host memory");

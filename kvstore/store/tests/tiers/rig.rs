@@ -175,13 +175,8 @@ impl Rig {
 
     /// Waits until the disk holds so many blocks.
     pub(crate) fn settle(&mut self, on_disk: u64) {
-        self.settle_but(on_disk, 0);
-    }
-
-    /// The same; so many blocks at most stay held for conversations.
-    pub(crate) fn settle_but(&mut self, on_disk: u64, ahead: usize) {
         let started = Instant::now();
-        while self.store.blocks()[1] != on_disk || self.store.leased_slots() > ahead {
+        while self.store.blocks()[1] != on_disk || self.store.leased_slots() > 0 {
             assert!(
                 started.elapsed() < PATIENCE,
                 "{:?} blocks, not {on_disk}: {:?}",
