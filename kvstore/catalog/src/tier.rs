@@ -280,6 +280,10 @@ impl<'a> Locked<'a> {
             if parent == NONE || !self.is_parent(parent, parent_generation) {
                 return false;
             }
+            // The place of a block on its way out may be an old one: it is looked at when that is put back.
+            if self.record(at).state() != State::Registered {
+                return false;
+            }
             if parent == upper {
                 return true;
             }

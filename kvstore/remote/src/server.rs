@@ -58,7 +58,8 @@ pub struct PoolServer<F, B: PoolBlocks> {
     pending_look_ups: HashMap<u64, PendingLookUp>,
     /// Blocks that become known later, by their questions.
     registering: HashMap<u64, Registering>,
-    suspects: usize,
+    /// Blocks that clients reported and that wait to be looked at.
+    suspected: HashSet<BlockIdentity>,
     verifier: Verifier,
     committing: HashMap<u64, Committing>,
     /// Slots of expired leases, until their client's connection has ended.
@@ -95,7 +96,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             jobs: VecDeque::new(),
             pending_look_ups: HashMap::new(),
             registering: HashMap::new(),
-            suspects: 0,
+            suspected: HashSet::new(),
             verifier: Verifier::default(),
             committing: HashMap::new(),
             fenced: HashMap::new(),

@@ -32,8 +32,8 @@
 //! slots. Each round the thread compares the guards that are out with its tables (`guarded_count`), and `model` takes the whole
 //! picture through millions of random steps.
 //!
-//! A block's checksum is taken once, of the bytes that its caller gives, and goes with it to every tier; objects alone have another.
-//! Between tiers each log and wire has checks of its own; the block's is compared by whoever reads it.
+//! A block's checksum is taken once, of the bytes that its caller gives, and goes with it to the disk and to other nodes; objects alone
+//! have another. What comes back from the disk is compared with it at once, what comes from other nodes by whoever reads it.
 //!
 //! Invariants: a block is served only after its checksum was verified where it arrived (a pool in a device's memory cannot
 //! be read here: such a block is verified in host memory right before its copy, or there by whoever asked for it:

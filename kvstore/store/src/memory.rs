@@ -34,7 +34,7 @@ struct Note {
     position: AtomicU32,
     /// The first bytes of what its owner keeps with it.
     word: AtomicU64,
-    /// The bytes came from another tier and were not compared here with the block's checksum yet.
+    /// The bytes came from another node and were not compared here with the block's checksum yet.
     is_unverified: AtomicBool,
 }
 
@@ -67,8 +67,8 @@ impl HostMemory {
         note.is_unverified.store(!is_verified, Ordering::Relaxed);
     }
 
-    /// Whether the block's bytes came from another tier and were not compared here with its checksum yet: if they are wrong, what that tier
-    /// has may be wrong, too.
+    /// Whether the block's bytes came from another node and were not compared here with its checksum yet: if they are wrong, what the disk
+    /// was given of them may be wrong, too.
     pub(crate) fn is_unverified(&self, slot: u32) -> bool {
         self.notes[slot as usize].is_unverified.load(Ordering::Relaxed)
     }

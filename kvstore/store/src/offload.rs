@@ -56,8 +56,10 @@ impl Mover {
         }
         block.source = source;
         let Some(reserved) = self.tiers.host_slot(block.description.tenant) else {
-            // Other tenants wait behind one that is at its quota for the end of a write, not for bandwidth.
-            let is_short = self.tiers.shared.free(HOST) == 0 || !self.tiers.bandwidth.holds_writes();
+            // Other tenants wait behind one that is at its quota for the end of a write that makes room, and for nothing else.
+            let is_written_back = self.tiers.shared.config.disk_write == WriteMode::Back;
+            let waits_for_write = is_written_back && !self.tiers.bandwidth.holds_writes();
+            let is_short = self.tiers.shared.free(HOST) == 0 || waits_for_write;
             if is_short && self.loads.will_make_room(&self.tiers, &self.device) {
                 self.offloads.held.push_front(block);
             } else {

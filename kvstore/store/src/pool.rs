@@ -29,6 +29,8 @@ use crate::store::Store;
 /// How long a look-up waits for blocks of the disk: half of the default of `remote_tier.deadline`, so that the answer arrives before a
 /// client counts a failure.
 const DISK_WAIT_MAX: Duration = Duration::from_millis(100);
+/// Slots with writes of former clients under way that are passed over for one new block.
+const STRAY_SLOTS_MAX: usize = 8;
 
 /// Serves the blocks of a store to other nodes. The events of the store must have no listener, because slots are made by evicting
 /// without events.
@@ -51,8 +53,9 @@ enum Told {
 /// Keeps a block in a slot whose name a client was told. The name is stale when the last client is done: after that the slot may hold
 /// another block, which the client must neither read nor write.
 pub struct Reading {
-    _block: HostBlock,
+    // Ends before the slot may be used for another block.
     _granted: SlotGrant,
+    _block: HostBlock,
 }
 
 impl StorePool {
@@ -140,8 +143,16 @@ impl PoolBlocks for StorePool {
     }
 
     fn reserve(&mut self) -> Option<Writable<NewSlot>> {
-        let slot = self.store.reserve_evicting()?;
-        Some(Writable { slot: slot.slot().clone(), hold: slot })
+        // A client that is done with a block may still write to its slot: the next one must not be taken for it.
+        let mut written = Vec::new();
+        while written.len() < STRAY_SLOTS_MAX {
+            let slot = self.store.reserve_evicting()?;
+            if !slot.slot().has_stray_writes() {
+                return Some(Writable { slot: slot.slot().clone(), hold: slot });
+            }
+            written.push(slot);
+        }
+        None
     }
 
     fn register(

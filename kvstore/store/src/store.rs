@@ -18,6 +18,7 @@ use crate::job::{Destination, Job, LoadRequest, NewBlock, Offload, Onboard, Prep
 use crate::memory::{HostBlock, NewSlot};
 use crate::metrics::StoreCounters;
 use crate::mover::Message;
+use crate::quota;
 use crate::shared::{DISK, HOST, LoadTimes, Plan, Prompt, Shared};
 
 /// Loads, searches and the like that may be inside at a time.
@@ -241,7 +242,7 @@ impl Store {
     /// A free slot of host memory, made by evicting on this thread if need be. None while none is free and the disk is behind: what it
     /// has not written yet would be lost. Listeners are not told of what is evicted, and a disk must be written through.
     pub(crate) fn reserve_evicting(&self) -> Option<NewSlot> {
-        if let Some(free) = self.shared.catalog.reserve_free(HOST, TenantId(0)) {
+        if let Some(free) = self.shared.catalog.reserve_free(HOST, quota::NOBODY) {
             return Some(NewSlot::new(free.fill(), Arc::clone(&self.shared.memory)));
         }
         let slots = self.shared.memory.slot_count();
@@ -249,7 +250,7 @@ impl Store {
             return None;
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
-        self.shared.catalog.reserve(HOST, 1, TenantId(0), &mut evicted, &mut reserved);
+        self.shared.catalog.reserve(HOST, 1, quota::NOBODY, &mut evicted, &mut reserved);
         StoreCounters::add(&self.shared.counters.evicted, evicted.len());
         let filling = reserved.pop()?.fill();
         Some(NewSlot::new(filling, Arc::clone(&self.shared.memory)))

@@ -224,9 +224,9 @@ pub(crate) struct RdmaSettings {
 }
 
 /// Folders of a disk tier: one for each stripe of the log.
+const FOLDERS_MAX: u64 = kvstore_disk::STRIPES_MAX as u64;
 /// The least part of the tiers that a tenant may have.
 const MIN_SHARE: f64 = 0.001;
-const FOLDERS_MAX: u64 = kvstore_disk::STRIPES_MAX as u64;
 const LOOPBACK: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Default for TransferSettings {

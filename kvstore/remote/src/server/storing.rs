@@ -164,11 +164,11 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
 
     /// Looks at a block itself before it believes that it is damaged.
     pub(super) fn suspect(&mut self, identity: &BlockIdentity) {
-        if self.suspects >= self.config.suspects_max {
+        if self.suspected.len() >= self.config.suspects_max || self.suspected.contains(identity) {
             return;
         }
         let Some(block) = self.blocks.find(identity) else { return };
-        self.suspects += 1;
+        self.suspected.insert(*identity);
         let offer = Offer { identity: *identity, description: block.description };
         self.jobs.push_back(Job { offer, slot: block.slot, purpose: Purpose::Recheck { _hold: block.hold } });
     }
@@ -197,7 +197,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
         }
         match purpose {
             Purpose::Recheck { .. } => {
-                self.suspects -= 1;
+                self.suspected.remove(&offer.identity);
                 if !right {
                     tracing::warn!(
                         identity = offer.identity.short(),

@@ -24,9 +24,19 @@ enum State {
     /// Its blocks lie where they lie.
     Waiting,
     /// They are brought up, from the block `next` on.
-    Fetching { next: usize },
+    Fetching { next: usize, since: Instant },
     /// As much as could be has been brought up.
     Fetched { at: Instant },
+}
+
+impl State {
+    /// Blocks from `next` on are brought up now.
+    fn fetching(self, next: usize, now: Instant) -> Self {
+        match self {
+            Self::Fetching { since, .. } => Self::Fetching { next, since },
+            Self::Waiting | Self::Fetched { .. } => Self::Fetching { next, since: now },
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -184,7 +194,7 @@ impl Conversations {
         };
         let candidates = self.idle.iter().filter_map(|(&last, idle)| match idle.state {
             // What was begun is ended.
-            State::Fetching { next } => Some((f64::INFINITY, last, idle, next)),
+            State::Fetching { next, .. } => Some((f64::INFINITY, last, idle, next)),
             State::Waiting => chance(idle).map(|chance| (chance, last, idle, 0)),
             State::Fetched { .. } => None,
         });
@@ -197,9 +207,9 @@ impl Conversations {
     }
 
     /// The blocks before `next` were seen to; `fetched` of them are on their way.
-    pub(crate) fn went_on(&mut self, last: &BlockIdentity, next: usize, fetched: usize) {
+    pub(crate) fn went_on(&mut self, last: &BlockIdentity, next: usize, fetched: usize, now: Instant) {
         if let Some(idle) = self.idle.get_mut(last) {
-            idle.state = State::Fetching { next };
+            idle.state = idle.state.fetching(next, now);
             idle.fetched += fetched;
             idle.ahead += fetched;
             self.ahead += fetched;
@@ -207,9 +217,9 @@ impl Conversations {
     }
 
     /// The same; these were in host memory and are held there.
-    pub(crate) fn found(&mut self, last: &BlockIdentity, next: usize, blocks: Vec<Lease>) {
+    pub(crate) fn found(&mut self, last: &BlockIdentity, next: usize, blocks: Vec<Lease>, now: Instant) {
         if let Some(idle) = self.idle.get_mut(last) {
-            idle.state = State::Fetching { next };
+            idle.state = idle.state.fetching(next, now);
             idle.ahead += blocks.len();
             self.ahead += blocks.len();
             self.held.add(&blocks);
@@ -229,12 +239,13 @@ impl Conversations {
         let patience = self.config.lead * PATIENCE_LEADS;
         let (mut wasted, mut given_up) = (0, 0);
         for idle in self.idle.values_mut() {
-            let State::Fetched { at } = idle.state else { continue };
+            let (State::Fetched { at } | State::Fetching { since: at, .. }) = idle.state else { continue };
             if now.saturating_duration_since(at) > patience {
                 wasted += std::mem::take(&mut idle.fetched);
                 given_up += std::mem::take(&mut idle.ahead);
                 self.held.remove(&idle.held);
                 idle.held.clear();
+                idle.state = State::Fetched { at };
             }
         }
         self.ahead -= given_up;
@@ -276,7 +287,7 @@ mod tests {
         let now = start + Duration::from_millis(3500);
         let (last, blocks, next) = conversations.next(now).expect("due");
         assert_eq!((last, blocks.len(), next), (turn[8], 9, 0));
-        conversations.went_on(&last, 6, 4);
+        conversations.went_on(&last, 6, 4, now);
         assert_eq!(conversations.next(now).map(|(_, _, next)| next), Some(6), "what was begun is ended");
         conversations.fetched(&last, now);
         assert!(conversations.next(now).is_none() && conversations.ahead() == 4);
@@ -289,7 +300,7 @@ mod tests {
         let (mut conversations, start) = learnt();
         conversations.went_idle(chain(3, 5), start);
         let (last, ..) = conversations.next(start + Duration::from_secs(4)).expect("due");
-        conversations.went_on(&last, 5, 5);
+        conversations.went_on(&last, 5, 5, start + Duration::from_secs(4));
         conversations.fetched(&last, start + Duration::from_secs(4));
         assert_eq!(conversations.give_up(start + Duration::from_secs(5)), 0);
         assert_eq!(conversations.give_up(start + Duration::from_secs(9)), 5);

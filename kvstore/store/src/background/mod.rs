@@ -168,7 +168,7 @@ impl Mover {
             here.iter().filter_map(|identity| self.tiers.shared.catalog.pin(HOST, identity)).collect();
         let room = room - held.len();
         if !held.is_empty() {
-            conversations.found(&last, from + here.len(), held);
+            conversations.found(&last, from + here.len(), held, now);
         }
         let Some(first) = first else {
             conversations.fetched(&last, now);
@@ -197,7 +197,7 @@ impl Mover {
             return;
         }
         if let Some(conversations) = &mut self.background.conversations {
-            conversations.went_on(&last, first + count, count);
+            conversations.went_on(&last, first + count, count, now);
         }
         // The next piece follows at once when this one is here.
         self.background.next_check = now;

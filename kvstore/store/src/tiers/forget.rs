@@ -34,11 +34,15 @@ impl Tiers {
         }
     }
 
-    /// Throws a block away whose bytes in host memory are damaged; and what the disk has, if they came from there and nobody has compared
-    /// them since. Whether the disk may still have it.
+    /// Throws a block away whose bytes in host memory are damaged; and what the disk has, if they came from another node and nobody has
+    /// compared them since: they may have been damaged before they were written. Whether the disk may still have it.
     pub(crate) fn drop_damaged(&mut self, identity: BlockIdentity) -> bool {
         let slot = self.shared.catalog.places(&identity).and_then(|places| places.slot(HOST));
         let came_damaged = slot.is_some_and(|slot| self.shared.memory.is_unverified(slot));
+        if let Some(disk) = self.disk.as_mut().filter(|_| came_damaged) {
+            disk.unwritten.forget(&[identity]);
+            disk.writes.forget(&identity);
+        }
         self.drop_from_host(identity);
         if came_damaged {
             self.drop_from_disk(identity);

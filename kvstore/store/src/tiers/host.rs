@@ -10,6 +10,7 @@ use crate::config::WriteMode;
 use crate::job::{Description, Medium, Moved};
 use crate::metrics::StoreCounters;
 use crate::planted::{Planted, is_planted};
+use crate::quota::NOBODY;
 use crate::shared::HOST;
 
 /// Slots that are kept free for callers who fill them: a part of host memory, as a divisor, and at most.
@@ -78,7 +79,7 @@ impl Tiers {
             return;
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
-        self.shared.catalog.reserve(HOST, wanted, TenantId(0), &mut evicted, &mut reserved);
+        self.shared.catalog.reserve(HOST, wanted, NOBODY, &mut evicted, &mut reserved);
         for evicted in evicted {
             self.left_host(evicted.identity, evicted.slot);
         }

@@ -153,8 +153,9 @@ impl Tiers {
 
     /// Blocks of host memory that wait to be written to a disk that answers.
     pub(crate) fn unwritten(&self) -> usize {
-        let answers =
-            |disk: &&LocalDisk| disk.writes.len() == disk.writes.answering() && !disk.link.has_ended();
+        let answers = |disk: &&LocalDisk| {
+            (disk.writes.answering() > 0 || disk.writes.len() == 0) && !disk.link.has_ended()
+        };
         self.disk.as_ref().filter(answers).map_or(0, |disk| disk.unwritten.len())
     }
 

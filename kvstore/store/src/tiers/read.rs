@@ -93,7 +93,7 @@ impl Tiers {
                 position,
                 bytes,
                 checksum,
-                is_verified: false,
+                is_verified: true,
                 origin: Origin::Disk,
                 description,
             };
