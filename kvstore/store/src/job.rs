@@ -144,7 +144,7 @@ pub(crate) enum Destination {
     Slots(Vec<SlotRef>),
     /// They stay in host memory; nobody holds them.
     Host,
-    /// They stay in host memory, where the idle conversation with this last block holds them.
+    /// The blocks stay in host memory, where the idle conversation with this last block holds them.
     Ahead(BlockIdentity),
     /// They stay in host memory and are held there for whoever gets them.
     Held(Box<dyn FnOnce(Vec<HostBlock>) + Send>),

@@ -23,8 +23,8 @@ pub(crate) struct HostMemory {
     slab: Arc<Slab>,
     /// A reference to each slot, by number; they are never given back.
     slots: Vec<SlotRef>,
-    /// What is kept of the description of the block in each slot for readers on other threads. Relaxed throughout: both are
-    /// written before the block is registered, and read by holders of a lease.
+    /// The part of each block's description that readers on other threads need. Relaxed throughout: notes are written before the
+    /// block is registered, and read by holders of a lease.
     notes: Vec<Note>,
 }
 

@@ -31,12 +31,12 @@ pub(super) struct Registering {
     bit: u32,
 }
 
-/// What became of a block that a client has written.
+/// The end of a block that a client has written.
 #[derive(Debug, Clone, Copy)]
 enum Verdict {
     Kept,
     Damaged,
-    /// It is whole, and there was no room for it after all.
+    /// Whole, but there was no room for it after all.
     NotKept,
 }
 

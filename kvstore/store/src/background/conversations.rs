@@ -46,7 +46,7 @@ struct Idle {
     state: State,
     /// Blocks that are held for it, or fetched to be.
     ahead: usize,
-    /// Those of them that were fetched.
+    /// Fetched blocks among them.
     fetched: usize,
     /// Leases on fetched blocks that have arrived. Without them the policy evicts these blocks first, because no request has used them.
     held: Vec<Lease>,
@@ -170,7 +170,7 @@ impl Conversations {
         }
     }
 
-    /// Blocks are not held any more.
+    /// Stops holding these blocks.
     pub(crate) fn release(&mut self, blocks: Vec<Lease>) {
         self.held.remove(&blocks);
     }

@@ -54,7 +54,7 @@ impl Background {
         }
     }
 
-    /// These blocks are not held any more.
+    /// Stops holding these blocks.
     fn release(&mut self, held: impl IntoIterator<Item = (Instant, Vec<Lease>)>) {
         if let Some(conversations) = &mut self.conversations {
             held.into_iter().for_each(|(_, held)| conversations.release(held));
@@ -160,7 +160,7 @@ impl Mover {
         let held_for_load: usize = self.background.held_for_load.iter().map(|(_, held)| held.len()).sum();
         let room =
             (self.tiers.host_slots() / AHEAD_SHARE).saturating_sub(conversations.ahead() + held_for_load);
-        // What is here already stays, too, unless the rest is on other nodes: what comes from there is not held either.
+        // Blocks that are here already stay, too, unless the rest is on other nodes: blocks from there are not held either.
         let is_whole_here = first.is_none_or(|first| self.tiers.shared.holds(DISK, &chain[first]));
         let here_end = if is_whole_here { first.unwrap_or(chain.len()).min(from + room) } else { from };
         let here = &chain[from..here_end];

@@ -8,7 +8,7 @@ use kvstore_block::BlockIdentity;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostCopy {
     Stays,
-    /// It is evicted. `removal_published`: listeners know already that host memory does not have the block.
+    /// The copy is evicted. `removal_published`: listeners know already that host memory does not have the block.
     Leaves {
         removal_published: bool,
     },

@@ -78,7 +78,7 @@ pub struct Delivered {
 /// A checksum of a block that a tier further away has delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeliveredSum {
-    /// That of `dataplane-checksum`, by the block's first writer.
+    /// `dataplane-checksum`'s, by the block's first writer.
     Block(u64),
     /// xxh3-64, by this tier: the bytes are compared with it once more when host memory takes the other checksum.
     Xxh3(u64),

@@ -62,7 +62,7 @@ impl ModelDisk {
         Self { inbox, results, faults, kept, in_flight, stuck, answered: 0, found_rotten: 0 }
     }
 
-    /// Which block it would give back from which slot after a restart.
+    /// Slots and the blocks in them that it would give back after a restart.
     pub(super) fn kept(&self) -> impl Iterator<Item = (u32, BlockIdentity)> {
         self.kept.iter().map(|(&slot, kept)| (slot, kept.identity))
     }

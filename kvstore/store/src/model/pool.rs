@@ -1,4 +1,4 @@
-//! What a pool's clients do with the store's blocks ([`StorePool`]), and what they must find.
+//! The clients of a pool over the store ([`StorePool`]), and what they must find.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl ModelPool {
         self.check_reading(may_damage);
     }
 
-    /// What clients may read lies where they were told: another block must not have its slot.
+    /// Blocks that clients may read lie where they were told: another block must not have such a slot.
     fn check_reading(&self, may_damage: bool) {
         for (identity, block) in &self.reading {
             let mut bytes = [0; BLOCK];
