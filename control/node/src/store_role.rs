@@ -91,7 +91,7 @@ async fn keep(settings: &Settings) -> Result<()> {
     if let Some(serving) = serving {
         serving.await?;
     }
-    // What the disk was given is put on stable storage.
+    // Blocks and values that the disk was given are put on stable storage.
     let stores =
         [running.values.as_ref().map(|(store, ..)| store), running.pool.as_ref().map(|pool| &pool.store)];
     stores.into_iter().flatten().for_each(|store| store.close());

@@ -292,7 +292,7 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
         let (names, blocks) = chain(round, 48);
         assert_eq!(one.save(of_one, &names, &blocks), (0, 48));
         pool.wait("registered_blocks", |count| count == 48 * round);
-        // Its memory is written through before others need it.
+        // The pool's memory is written through before others need it.
         let deadline = Instant::now() + Duration::from_secs(20);
         while pool.store.blocks()[1] < 48 * round {
             assert!(Instant::now() < deadline, "{} blocks are on its disk", pool.store.blocks()[1]);
@@ -303,7 +303,7 @@ fn a_pool_keeps_more_than_its_memory_holds_and_its_disk_outlives_it() {
         let (two, mut loaded, of_two) = store(&far, random);
         for (round, count) in (1..).zip(blocks_of) {
             let (names, blocks) = chain(round, count);
-            // It may not be connected yet, or the disk may take longer than a look-up waits.
+            // The store may not be connected yet, or the disk may take longer than a look-up waits.
             let deadline = Instant::now() + Duration::from_secs(20);
             while fetch(&two, &names, 0) < count {
                 assert!(Instant::now() < deadline, "chain {round} is not found");

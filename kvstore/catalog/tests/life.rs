@@ -425,7 +425,7 @@ fn blocks_in_a_circle_are_evicted() {
                 store(&catalog, ANYBODY, block, Some(parent)).expect("room");
                 catalog.debug_check();
             }
-            // Also one that is put back on its way out.
+            // A block that is put back on its way out closes no circle either.
             let mut evicting = Vec::new();
             catalog.evict(TIER, 1, &mut evicting);
             evicting.clear();

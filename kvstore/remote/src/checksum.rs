@@ -100,7 +100,7 @@ mod tests {
         };
         assert_eq!(sum, expected);
         assert_eq!(steps, 7, "two chunks of 8 KiB a step");
-        // One bit, wherever it is.
+        // A flipped bit is found wherever it is.
         for at in [0, 7, 8191, 8192, 50_001, 99_999] {
             slot.slab().write(slot.slot(), at, &[bytes[at] ^ 0x80]);
             assert_ne!(checksum(&one, &slot, 100_000), expected, "byte {at}");

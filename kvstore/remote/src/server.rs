@@ -41,7 +41,7 @@ struct PendingLookUp {
     wanted: usize,
 }
 
-/// One node's blocks and clients.
+/// The blocks and clients of a node.
 pub struct PoolServer<F, B: PoolBlocks> {
     fabric: F,
     config: PoolConfig,

@@ -31,7 +31,7 @@ impl GuardedCount {
     }
 }
 
-/// One thing's share of the count.
+/// The share of one thing in the count.
 #[derive(Debug)]
 pub(crate) struct CountGuard(Arc<AtomicUsize>);
 

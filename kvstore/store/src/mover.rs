@@ -83,7 +83,7 @@ impl Mover {
         }
     }
 
-    /// One round: takes in what has come and goes on with everything as far as it may now. Never waits.
+    /// Takes in messages and goes on with all work as far as its budgets allow. Never waits.
     pub(crate) fn round(&mut self, now: Instant) -> Round {
         self.tiers.now = now;
         let mut is_idle = true;

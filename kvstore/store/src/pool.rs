@@ -44,7 +44,7 @@ pub struct StorePool {
     positions: HashMap<BlockIdentity, u32>,
 }
 
-/// What the store's thread answers.
+/// An answer of the store's thread.
 enum Told {
     Held { question: u64, chain: Vec<BlockIdentity>, blocks: Vec<HostBlock> },
     Registered { question: u64, is_kept: bool },

@@ -13,7 +13,7 @@ use crate::wire::Description;
 pub struct Readable<H> {
     /// Where it lies.
     pub slot: SlotRef,
-    /// Its parent, length, checksum and the writer's word.
+    /// Parent, length, checksum and the writer's word.
     pub description: Description,
     /// Keeps it there.
     pub hold: H,

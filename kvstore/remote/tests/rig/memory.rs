@@ -13,7 +13,7 @@ use kvstore_remote::{Answer, Description, LookedUp, PoolBlocks, PoolLevels, Read
 pub(crate) struct MemoryBlocks {
     pool: Arc<SlotPool>,
     catalog: PoolCatalog,
-    /// What is in each slot, by its index; of use only for slots that the catalog names.
+    /// Descriptions by slot; of use only for slots that the catalog names.
     described: Vec<Description>,
     evicted: u64,
     /// State of the random numbers; zero: nothing is delayed.
@@ -55,7 +55,7 @@ impl MemoryBlocks {
 }
 
 impl PoolBlocks for MemoryBlocks {
-    // Whoever has a reference to a slot keeps it.
+    // A reference to a slot keeps the block there.
     type Reading = ();
     type Writing = ();
 

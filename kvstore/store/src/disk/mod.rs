@@ -44,7 +44,7 @@ pub(crate) enum Hold {
 }
 
 impl Hold {
-    /// What becomes of the block's copy in host memory once it is written.
+    /// State of the block's copy in host memory after the write.
     pub(crate) fn host_copy(&self) -> HostCopy {
         match self {
             Self::Lease(_) => HostCopy::Stays,

@@ -212,7 +212,7 @@ fn a_block_that_changes_after_its_tier_verified_it_is_not_served() {
         let is_intact = |lease: &kvstore_catalog::Lease| rig.tiers.shared.memory.is_intact(lease);
         assert_eq!(served.iter().take_while(|lease| is_intact(lease)).count(), 2, "those in front of it");
         drop(served);
-        // Whoever finds it throws it away, and those behind it are read again.
+        // A reader that finds it throws it away, and the blocks behind it are read again.
         rig.tiers.forget_on_host(&chain[2..3]);
         (rig.reads().damaged_after, rig.reads().is_hashed) = (None, false);
         assert_eq!(rig.search(2, &chain, 2), 4, "they are read again");

@@ -92,7 +92,7 @@ impl AddAssign for Totals {
     }
 }
 
-/// What a request waits for.
+/// Requests, by what they wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Asked {
     Onboard(Vec<BlockIdentity>),
@@ -512,7 +512,7 @@ impl World {
         let moved: Vec<Moved> = self.moved.try_iter().collect();
         for moved in moved {
             match moved {
-                // What a pool evicts is not told.
+                // Evictions by a pool are not told.
                 Moved::Stored { .. } | Moved::Removed { .. } if self.pool_clients.is_some() => {}
                 Moved::Stored { identity, medium } => {
                     assert!(self.published.insert((identity, medium)), "stored twice in {medium:?}");
@@ -560,7 +560,7 @@ impl World {
         }
     }
 
-    /// What is so after each round.
+    /// Invariants after each round.
     fn check_round(&self) {
         for identity in &self.absent {
             let shared = &self.mover.tiers.shared;
@@ -608,7 +608,7 @@ impl World {
                 let is_quiet = self.pool_clients.as_ref().is_none_or(ModelPool::is_quiet);
                 let is_over = is_idle && is_quiet && self.is_answered() && !self.mover.tiers.has_tombstones();
                 idle_rounds = if is_over && self.in_hand.is_empty() { idle_rounds + 1 } else { 0 };
-                // What waits for room is tried again after an idle round.
+                // Work that waits for room is tried again after an idle round.
                 if idle_rounds == 3 {
                     break;
                 }

@@ -46,7 +46,7 @@ pub(crate) struct Arrival {
     pub(crate) position: u32,
     pub(crate) bytes: u32,
     pub(crate) checksum: u64,
-    /// Its bytes were compared with the checksum, or the checksum was taken from them.
+    /// The bytes were compared with the checksum, or the checksum was taken from them.
     pub(crate) is_verified: bool,
     pub(crate) origin: Origin,
     /// For the tiers below, as far as it is known.

@@ -32,6 +32,9 @@ pub(crate) use write::{META_FIXED, parse_meta};
 const TOMBSTONES_WITHIN: Duration = Duration::from_secs(5);
 const TOMBSTONES_RECHECK: Duration = Duration::from_millis(1);
 
+/// Bytes whose hashing takes about as long as making a block known that is not hashed: some thousand blocks a round.
+const REGISTER_BYTES: usize = 4 << 10;
+
 pub(crate) struct Tiers {
     pub(crate) shared: Arc<Shared>,
     notify: Box<dyn FnMut(Moved) + Send>,
@@ -104,7 +107,10 @@ impl Tiers {
     /// compared when they are read. `None`: they are no longer what that tier had verified.
     pub(crate) fn checksum_of(&mut self, slot: u32, delivered: &Delivered) -> Option<(u64, bool)> {
         match delivered.sum {
-            DeliveredSum::Block(checksum) => Some((checksum, false)),
+            DeliveredSum::Block(checksum) => {
+                self.hashing.spend(REGISTER_BYTES);
+                Some((checksum, false))
+            }
             DeliveredSum::Xxh3(expected) => {
                 let bytes = delivered.bytes as usize;
                 self.hashing.spend(bytes);

@@ -82,7 +82,7 @@ impl Tiers {
             StoreCounters::add(&self.shared.counters.checksum_failures, 1);
         }
         if let (Some(bytes), Some(checksum), false, false) = (bytes, checksum, was_forgotten, is_damaged) {
-            // Whoever reads may name a chain of its own making: what was kept with the block counts.
+            // Readers may name chains of their own making: the parent and the place that were kept with the block count.
             let (parent, position) = match &description {
                 Some(description) => (description.parent, description.position),
                 None => (place.parent.or(lease.parent()), place.position.unwrap_or(0)),
