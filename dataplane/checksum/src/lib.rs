@@ -95,11 +95,24 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 
 fn sum_of(first_lane: u64, bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512dq") {
+        // SAFETY: the only precondition is that the machine has AVX-512, which was just asked.
+        #[allow(unsafe_code)]
+        return unsafe { sum_avx512(first_lane, bytes) };
+    }
+    #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the only precondition is that the machine has AVX2, which was just asked.
         #[allow(unsafe_code)]
         return unsafe { sum_avx2(first_lane, bytes) };
     }
+    sum_lanes(first_lane, bytes)
+}
+
+/// The same code, compiled with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn sum_avx512(first_lane: u64, bytes: &[u8]) -> u64 {
     sum_lanes(first_lane, bytes)
 }
 
@@ -134,4 +147,32 @@ fn sum_lanes(first_lane: u64, bytes: &[u8]) -> u64 {
         sum = sum.wrapping_add(mix_at(u64::from_le_bytes(last), position(lane)));
     }
     sum
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    /// What the machine lacks is passed over.
+    #[test]
+    #[allow(unsafe_code)]
+    fn every_instruction_set_gives_the_sum_of_plain_code() {
+        let bytes: Vec<u8> = (0..4099_u32).map(|at| (at * 131 + at / 7) as u8).collect();
+        let has_avx2 = std::arch::is_x86_feature_detected!("avx2");
+        let has_avx512 =
+            std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512dq");
+        println!("AVX2: {has_avx2}, AVX-512: {has_avx512}");
+        for (first_lane, len) in [(0, 0), (0, 7), (5, 128), (u64::MAX - 3, 1000), (1 << 40, 4099)] {
+            let plain = sum_lanes(first_lane, &bytes[..len]);
+            assert_eq!(sum_of(first_lane, &bytes[..len]), plain, "lane {first_lane}, {len} bytes");
+            if has_avx2 {
+                // SAFETY: the machine has it.
+                assert_eq!(unsafe { sum_avx2(first_lane, &bytes[..len]) }, plain);
+            }
+            if has_avx512 {
+                // SAFETY: the machine has it.
+                assert_eq!(unsafe { sum_avx512(first_lane, &bytes[..len]) }, plain);
+            }
+        }
+    }
 }
