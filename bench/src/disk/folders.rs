@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
-use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment, ReadOutcome, WriteOutcome};
+use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment, ReadCheck, ReadOutcome, WriteOutcome};
 use kvstore_io::IoEngine;
 use kvstore_io::files::{Files, FolderConfig, open_folders};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
@@ -129,6 +129,7 @@ fn measure(args: &DiskArgs, point: Point, seed: u64) -> Result<f64> {
         log,
         pool,
         size: point.size as u32,
+        scratch: Vec::new(),
         depth,
         random: Random(seed),
         written: 0,
@@ -168,6 +169,7 @@ struct Work {
     log: DiskLog,
     pool: Arc<SlotPool>,
     size: u32,
+    scratch: Vec<u8>,
     depth: usize,
     random: Random,
     /// Blocks that were written so far: the slot of a block is its number, modulo all slots.
@@ -193,6 +195,13 @@ impl Work {
         Ok(())
     }
 
+    /// The checksum of a block that is written, as its maker takes it.
+    fn checksum(&mut self, memory: &SlotRef) -> u64 {
+        self.scratch.resize(self.size as usize, 0);
+        memory.slab().read(memory.slot(), 0, &mut self.scratch);
+        dataplane_checksum::checksum(&self.scratch)
+    }
+
     fn identity(number: u32) -> BlockIdentity {
         BlockIdentity(u128::from(number).to_le_bytes())
     }
@@ -203,7 +212,8 @@ impl Work {
             let slot = work.written % work.log.slot_count();
             work.log.forget(slot);
             let parent = BlockIdentity([0; 16]);
-            let block = Block { identity: Self::identity(slot), parent, tenant: 0, meta: &[] };
+            let checksum = work.checksum(&memory);
+            let block = Block { identity: Self::identity(slot), parent, tenant: 0, checksum, meta: &[] };
             let is_begun = work.log.write(slot, block, memory, work.size, 0).is_ok();
             work.written = work.written.wrapping_add(is_begun.into());
             is_begun
@@ -214,7 +224,7 @@ impl Work {
     fn read(&mut self, length: Duration) -> Result<f64> {
         self.run(length, u64::MAX, |work, memory| {
             let slot = work.random.below(work.log.slot_count().into()) as u32;
-            work.log.read(slot, Self::identity(slot), memory, 0).is_ok()
+            work.log.read(slot, Self::identity(slot), memory, ReadCheck::Log, 0).is_ok()
         })
     }
 

@@ -13,6 +13,9 @@ pub struct Block<'a> {
     pub parent: BlockIdentity,
     /// Whose quota.
     pub tenant: u32,
+    /// `dataplane-checksum` of the payload, as it was when the block was made: bytes that were damaged since then are found when they
+    /// are read.
+    pub checksum: u64,
     /// Opaque bytes, at most `meta_bytes_max`.
     pub meta: &'a [u8],
 }
@@ -52,11 +55,25 @@ pub enum MissReason {
     Device,
 }
 
+/// Who compares what is read with the block's checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadCheck {
+    /// The log, before it reports the read.
+    Log,
+    /// The caller, who has the checksum from [`Block::checksum`]: the log takes no time for it.
+    Caller,
+}
+
 /// How a read ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOutcome {
     /// The memory holds the block.
     Verified {
+        /// Bytes of the payload.
+        bytes: u32,
+    },
+    /// The memory holds what the device gave for the block ([`ReadCheck::Caller`]).
+    Unverified {
         /// Bytes of the payload.
         bytes: u32,
     },

@@ -1,10 +1,7 @@
 //! What `poll` does: hand over, collect, verify, write tables, notice what does not answer.
 //!
 //! Bounded: [`COMPLETIONS_PER_POLL`] completions, `checksum_bytes_per_poll` bytes of checksums, `table_writes_max` table
-//! pages, one TRIM. A checksum took 5 times as long as a copy of the same bytes out of the cache (4 and 128 KiB), 3 times
-//! at 1 MiB and 1.5 times at 5 MiB out of memory (xxh3 with SSE2; `checksum::tests::cost_beside_a_copy`): some tenths of
-//! a millisecond per MiB. So a payload of 5 MiB is verified over several polls, with others' completions in between,
-//! and a payload that is written is hashed while the device has it.
+//! pages, one TRIM. A payload of several MiB is verified over several polls, with others' completions in between.
 
 use std::time::Instant;
 
@@ -15,7 +12,7 @@ use crate::health::Health;
 use crate::log::SlotUse;
 use crate::operation::{OperationId, Purpose};
 use crate::table::TableWrite;
-use crate::{DiskCounters, DiskLog, Done, MissReason, Moment, ReadOutcome, WriteOutcome};
+use crate::{DiskCounters, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, WriteOutcome};
 
 /// Completions that one `poll` takes from the engine.
 pub(crate) const COMPLETIONS_PER_POLL: usize = 64;
@@ -29,7 +26,7 @@ impl DiskLog {
         self.engine.poll(COMPLETIONS_PER_POLL, &mut completions);
         completions.drain(..).for_each(|completion| self.complete(completion));
         self.completions = completions;
-        self.hash();
+        self.verify();
         self.write_tables();
         self.end_flush();
         self.check_timeouts();
@@ -45,7 +42,7 @@ impl DiskLog {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let now = self.now.instant;
-        if !self.ready.is_empty() || !self.unhashed.is_empty() {
+        if !self.ready.is_empty() || !self.unverified.is_empty() {
             return Some(now);
         }
         let is_available = self.is_available();
@@ -122,21 +119,24 @@ impl DiskLog {
         let Some(operation) = self.operations.get(id) else { return };
         let has_failed = operation.failure.is_some();
         match operation.purpose {
-            Purpose::Write { .. } if has_failed || operation.is_checksummed => self.end_write(id),
-            // The checksum is under way.
-            Purpose::Write { .. } | Purpose::Idle => {}
+            Purpose::Idle => {}
+            Purpose::Write { .. } => self.end_write(id),
             Purpose::Read { .. } if has_failed || operation.is_abandoned => self.end_read(id, None),
-            Purpose::Read { .. } => self.unhashed.push_back(id),
+            Purpose::Read { check: ReadCheck::Caller, .. } => {
+                let checksum = operation.record.checksum;
+                self.end_read(id, Some(checksum));
+            }
+            Purpose::Read { check: ReadCheck::Log, .. } => self.unverified.push_back(id),
             Purpose::Table { .. } => self.end_table_write(id),
             Purpose::Probe => self.end_probe(id),
         }
     }
 
-    /// Checksums payloads, oldest first, within the budget of one poll.
-    fn hash(&mut self) {
+    /// Checksums payloads that were read, oldest first, within the budget of one poll.
+    fn verify(&mut self) {
         let mut budget = self.config.checksum_bytes_per_poll;
         while budget > 0 {
-            let Some(&id) = self.unhashed.front() else { break };
+            let Some(&id) = self.unverified.front() else { break };
             if let Some(operation) = self.operations.get(id)
                 && let Some(memory) = operation.memory.as_ref()
             {
@@ -145,23 +145,9 @@ impl DiskLog {
                 else {
                     break;
                 };
-                self.end_hash(id, sum);
+                self.end_read(id, Some(sum));
             }
-            self.unhashed.pop_front();
-        }
-    }
-
-    fn end_hash(&mut self, id: OperationId, sum: u64) {
-        let Some(operation) = self.operations.get(id) else { return };
-        match operation.purpose {
-            Purpose::Write { .. } => {
-                operation.record.checksum = sum;
-                operation.is_checksummed = true;
-                if operation.is_io_over {
-                    self.end_write(id);
-                }
-            }
-            _ => self.end_read(id, Some(sum)),
+            self.unverified.pop_front();
         }
     }
 
@@ -193,10 +179,10 @@ impl DiskLog {
         self.block_operations -= 1;
     }
 
-    /// `sum` is what the bytes hash to; `None` when they did not arrive.
+    /// `sum` is the checksum of the bytes, or the record's own if the caller compares it; `None` when they did not arrive.
     fn end_read(&mut self, id: OperationId, sum: Option<u64>) {
         let Some(operation) = self.operations.get(id) else { return };
-        let Purpose::Read { token, slot } = operation.purpose else { return };
+        let Purpose::Read { token, slot, check } = operation.purpose else { return };
         let (record, failure, is_abandoned) = (operation.record, operation.failure, operation.is_abandoned);
         let memory = operation.memory.take();
         self.operations.end(id);
@@ -209,7 +195,10 @@ impl DiskLog {
         let outcome = if !is_current {
             ReadOutcome::Miss(MissReason::Stale)
         } else if is_good {
-            ReadOutcome::Verified { bytes: record.bytes }
+            match check {
+                ReadCheck::Log => ReadOutcome::Verified { bytes: record.bytes },
+                ReadCheck::Caller => ReadOutcome::Unverified { bytes: record.bytes },
+            }
         } else {
             ReadOutcome::Miss(match failure {
                 None => MissReason::Damaged,
@@ -235,7 +224,7 @@ impl DiskLog {
     pub(crate) fn count_read(&self, outcome: ReadOutcome) {
         let counters = &self.counters;
         let counter = match outcome {
-            ReadOutcome::Verified { bytes } => {
+            ReadOutcome::Verified { bytes } | ReadOutcome::Unverified { bytes } => {
                 DiskCounters::add(&counters.read_bytes, bytes.into());
                 &counters.reads
             }

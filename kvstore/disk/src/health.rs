@@ -141,7 +141,7 @@ impl DiskLog {
                     let outcome = WriteOutcome::Failed(IoErrorKind::Device);
                     self.ready.push_back(Done::Written { token, slot, memory: None, outcome });
                 }
-                Purpose::Read { token, slot } => {
+                Purpose::Read { token, slot, .. } => {
                     let outcome = ReadOutcome::Miss(MissReason::Device);
                     self.count_read(outcome);
                     self.ready.push_back(Done::Read { token, slot, memory: None, outcome });

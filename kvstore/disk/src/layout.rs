@@ -37,8 +37,6 @@ impl Copy2 {
 pub(crate) struct SegmentLayout {
     pub(crate) area: Area,
     pub(crate) segment: u32,
-    /// Slots of all areas before it. With a slot's number in its area this says where the slot lies, whatever `stripes` is.
-    pub(crate) first_place: u32,
     /// Number in the store of the first slot of its row: consecutive areas over which slots are dealt out in turn.
     pub(crate) row_first: u32,
     /// The area's number in its row, of `stripes`.
@@ -73,7 +71,6 @@ impl SegmentLayout {
         Some(Self {
             area,
             segment,
-            first_place: 0,
             row_first: 0,
             column: 0,
             stripes: 1,
@@ -164,7 +161,7 @@ pub(crate) fn plan(
         let reason = format!("{} areas are not a multiple of stripes = {}", areas.len(), config.stripes);
         return Err(DiskError::Configuration { object: "areas".to_owned(), reason });
     }
-    let (mut first_place, mut row_first) = (0_u32, 0_u32);
+    let mut row_first = 0_u32;
     let mut segments: Vec<SegmentLayout> = Vec::with_capacity(areas.len());
     for (area, segment) in areas.iter().zip(0..) {
         check_area(area, segment, geometry)?;
@@ -180,8 +177,6 @@ pub(crate) fn plan(
                 format!("{} slots, and its neighbour on another device has {}", layout.slots, before.slots);
             return Err(refused(reason));
         }
-        layout.first_place = first_place;
-        first_place = first_place.saturating_add(layout.slots);
         if layout.column + 1 == config.stripes {
             row_first = layout
                 .slots
@@ -312,11 +307,6 @@ mod tests {
                 for slot in 0..segment.slots {
                     let number = segment.slot_number(slot);
                     assert_eq!(tables.locate(number), (at, slot), "{stripes} stripes");
-                    assert_eq!(
-                        tables.place(number),
-                        at as u32 * slots + slot,
-                        "the same whatever `stripes` is"
-                    );
                 }
             }
         }

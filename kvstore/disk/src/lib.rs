@@ -1,4 +1,4 @@
-//! The SSD tier: blocks in fixed slots of segments, verified whenever they are read.
+//! The SSD tier: blocks in fixed slots of segments, with the checksums that their makers took.
 //!
 //! * [`DiskLog`]: reads and writes of slots over any [`kvstore_io::IoEngine`]; one thread, driven by `poll`.
 //! * [`Recovered`], [`Report`]: what opening a store finds. Payloads are not read then.
@@ -6,9 +6,9 @@
 //! * [`inspect`]: what lies in segments, for people.
 //! * [`mod@format`]: the bytes on the disk.
 //!
-//! Invariants: a read is `Verified` only if its bytes hash to what the record says, under a seed of identity,
-//! generation, slot and store, so torn, lost, misdirected, stale and rotten bytes are misses; a record is written
-//! after its payload; the newest whole copy of a table page is never written over; nothing that lies on the disk
+//! Invariants: a read is `Verified` only if its bytes have the checksum that the record says, so torn, lost, misdirected, stale and
+//! rotten bytes are misses, and so are bytes that were damaged in memory before they were written; a record counts only in its own
+//! place (its CRC begins with store, segment and slot) and is written after its payload; the newest whole copy of a table page is never written over; nothing that lies on the disk
 //! can make this crate panic or allocate more than the areas' size implies.
 //!
 //! A read is one request of the payload rounded up to 4 KiB: the record is in memory, so a block costs what the
@@ -45,7 +45,7 @@ mod tests;
 
 pub use admission::{Admission, AdmissionConfig, Usage, Verdict};
 pub use config::{Area, DiskConfig, Moment, STRIPES_MAX};
-pub use done::{Block, Closed, Done, MissReason, ReadOutcome, Refused, RefusedReason, WriteOutcome};
+pub use done::{Block, Closed, Done, MissReason, ReadOutcome, ReadCheck, Refused, RefusedReason, WriteOutcome};
 pub use error::DiskError;
 pub use inspect::{SegmentState, SegmentSummary, Summary, inspect};
 pub use log::DiskLog;

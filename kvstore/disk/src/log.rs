@@ -12,15 +12,15 @@ use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_io::{Completion, IoEngine, PageBuffer, Waker};
 
-use crate::checksum::{self, SCRATCH_BYTES};
+use crate::checksum::{Checksum, SCRATCH_BYTES};
 use crate::format::{PAGE_BYTES, Record, RecordState};
 use crate::health::{Health, WriteHealth};
 use crate::operation::{OperationId, Operations, Purpose};
 use crate::table::Tables;
 use crate::trim::Trim;
 use crate::{
-    Block, Closed, DiskConfig, DiskCounters, DiskError, Done, MissReason, Moment, ReadOutcome, Refused,
-    RefusedReason, Usage,
+    Block, Closed, DiskConfig, DiskCounters, DiskError, Done, MissReason, Moment, ReadCheck, ReadOutcome,
+    Refused, RefusedReason, Usage,
 };
 
 /// What a slot is used for.
@@ -53,8 +53,8 @@ pub struct DiskLog {
     pub(crate) table_writes: u32,
     /// Operations with pieces that the engine has not got.
     pub(crate) unsubmitted: VecDeque<OperationId>,
-    /// Operations whose payload is to be checksummed.
-    pub(crate) unhashed: VecDeque<OperationId>,
+    /// Reads whose payload is to be verified.
+    pub(crate) unverified: VecDeque<OperationId>,
     pub(crate) ready: VecDeque<Done>,
     pub(crate) completions: Vec<Completion>,
     pub(crate) spare_pages: Vec<PageBuffer>,
@@ -93,7 +93,7 @@ impl DiskLog {
             block_operations: 0,
             table_writes: 0,
             unsubmitted: VecDeque::with_capacity(places),
-            unhashed: VecDeque::with_capacity(places),
+            unverified: VecDeque::with_capacity(places),
             ready: VecDeque::with_capacity(places),
             completions: Vec::with_capacity(crate::drive::COMPLETIONS_PER_POLL),
             spare_pages: (0..=config.table_writes_max).map(|_| PageBuffer::zeroed(PAGE_BYTES)).collect(),
@@ -143,8 +143,8 @@ impl DiskLog {
     #[must_use]
     pub fn block(&self, slot: u32) -> Option<Block<'_>> {
         let record = (slot < self.slot_count()).then(|| self.tables.live(slot)).flatten()?;
-        let Record { identity, parent, tenant, .. } = record;
-        Some(Block { identity, parent, tenant, meta: self.tables.meta(slot) })
+        let Record { identity, parent, tenant, checksum, .. } = record;
+        Some(Block { identity, parent, tenant, checksum, meta: self.tables.meta(slot) })
     }
 
     /// What it did.
@@ -214,7 +214,7 @@ impl DiskLog {
         let record = Record {
             identity: block.identity,
             parent: block.parent,
-            checksum: 0,
+            checksum: block.checksum,
             generation: self.generation,
             bytes,
             tenant: block.tenant,
@@ -224,13 +224,11 @@ impl DiskLog {
         };
         self.generation += 1;
         self.usage.add(self.now.unix_s, length as u64);
-        self.begin(id, record, payload, slot);
+        self.begin(id, record, payload);
         if let Some(operation) = self.operations.get(id) {
             operation.meta.clear();
             operation.meta.extend_from_slice(block.meta);
         }
-        // The payload is hashed while the device writes it.
-        self.unhashed.push_back(id);
         Ok(())
     }
 
@@ -241,6 +239,7 @@ impl DiskLog {
         slot: u32,
         identity: BlockIdentity,
         target: SlotRef,
+        check: ReadCheck,
         token: u64,
     ) -> Result<(), Refused> {
         if let Some(reason) = self.refusal(slot, true) {
@@ -258,10 +257,10 @@ impl DiskLog {
             return Err(Refused { reason: RefusedReason::Invalid, memory: target });
         }
         let range = self.payload_range(slot, length);
-        let Some(id) = self.operations.start(Purpose::Read { token, slot }, range) else {
+        let Some(id) = self.operations.start(Purpose::Read { token, slot, check }, range) else {
             return Err(Refused { reason: RefusedReason::Full, memory: target });
         };
-        self.begin(id, record, target, slot);
+        self.begin(id, record, target);
         Ok(())
     }
 
@@ -285,14 +284,12 @@ impl DiskLog {
         (layout.area.file, layout.slot_offset(local), length)
     }
 
-    fn begin(&mut self, id: OperationId, record: Record, memory: SlotRef, slot: u32) {
-        let seed =
-            checksum::seed(self.tables.store_id, record.identity, record.generation, self.tables.place(slot));
+    fn begin(&mut self, id: OperationId, record: Record, memory: SlotRef) {
         self.block_operations += 1;
         if let Some(operation) = self.operations.get(id) {
             operation.record = record;
             operation.memory = Some(memory);
-            operation.checksum.restart(seed);
+            operation.checksum = Checksum::default();
         }
         self.submit(id);
     }

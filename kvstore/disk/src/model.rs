@@ -13,7 +13,7 @@ use kvstore_block::BlockIdentity;
 
 use crate::testing::{Faults, Happened, Random, SharedDisk, pool};
 use crate::{
-    Area, Block, DiskConfig, DiskLog, Done, MissReason, Moment, ReadOutcome, Recovered, WriteOutcome,
+    Area, Block, DiskConfig, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, Recovered, WriteOutcome,
 };
 
 const SLOT_BYTES: u32 = 8192;
@@ -50,7 +50,7 @@ struct Run {
 
 enum Pending {
     Write { id: u64, version: u64 },
-    Read { id: u64, expected: Option<u64> },
+    Read { id: u64, expected: Option<u64>, checksum: Option<u64> },
 }
 
 struct World {
@@ -211,7 +211,8 @@ impl World {
         memory.slab().write(memory.slot(), 0, &bytes);
         let token = self.token(Pending::Write { id, version });
         let meta = id.to_le_bytes();
-        let block = Block { identity: identity(id), parent: identity(id + 1), tenant: 3, meta: &meta };
+        let checksum = dataplane_checksum::checksum(&bytes);
+        let block = Block { identity: identity(id), parent: identity(id + 1), tenant: 3, checksum, meta: &meta };
         let refused = self.log().write(slot, block, memory, bytes.len() as u32, token);
         assert!(refused.is_ok(), "{refused:?} for slot {slot}");
     }
@@ -222,8 +223,12 @@ impl World {
             return;
         }
         let memory = self.memory();
-        let token = self.token(Pending::Read { id, expected });
-        assert!(self.log().read(slot, identity(id), memory, token).is_ok());
+        let checksum = self.log().block(slot).map(|block| block.checksum);
+        let token = self.token(Pending::Read { id, expected, checksum });
+        // Without verification only the log's own is switched off.
+        let by_caller = !self.run.trusts_device && self.random.below(4) == 0;
+        let check = if by_caller { ReadCheck::Caller } else { ReadCheck::Log };
+        assert!(self.log().read(slot, identity(id), memory, check, token).is_ok());
     }
 
     fn forget(&mut self, slot: u32) {
@@ -257,18 +262,35 @@ impl World {
                 }
             }
             Done::Read { token, slot, outcome, memory } => {
-                let Some(Pending::Read { id, expected }) = self.pending.remove(&token) else {
+                let Some(Pending::Read { id, expected, checksum }) = self.pending.remove(&token) else {
                     panic!("no read has the token {token}")
                 };
                 let memory = memory.expect("the device answered");
+                let outcome = match outcome {
+                    ReadOutcome::Unverified { bytes } => self.verify(slot, bytes, checksum, &memory),
+                    outcome => outcome,
+                };
                 self.judge(slot, id, expected, outcome, &memory);
             }
             Done::Flushed { .. } => {}
         }
     }
 
+    /// Compares what was read with the checksum that the block had when the read began, as the log does with others. A damaged block is
+    /// forgotten.
+    fn verify(&mut self, slot: u32, bytes: u32, checksum: Option<u64>, memory: &SlotRef) -> ReadOutcome {
+        let mut found = vec![0; bytes as usize];
+        memory.slab().read(memory.slot(), 0, &mut found);
+        if checksum == Some(dataplane_checksum::checksum(&found)) {
+            return ReadOutcome::Verified { bytes };
+        }
+        self.log().forget(slot);
+        ReadOutcome::Miss(MissReason::Damaged)
+    }
+
     fn judge(&mut self, slot: u32, id: u64, expected: Option<u64>, outcome: ReadOutcome, memory: &SlotRef) {
         match outcome {
+            ReadOutcome::Unverified { .. } => unreachable!("verified before"),
             ReadOutcome::Verified { bytes } => {
                 let mut found = vec![0; bytes as usize];
                 memory.slab().read(memory.slot(), 0, &mut found);

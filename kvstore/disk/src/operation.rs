@@ -9,6 +9,7 @@ use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_io::{Buffer, IoErrorKind, Operation as Direction, PageBuffer, Request};
 
+use crate::ReadCheck;
 use crate::checksum::Checksum;
 use crate::format::{PAGE_BYTES, Record, RecordState};
 use crate::layout::Copy2;
@@ -19,7 +20,7 @@ use crate::table::PageNumber;
 pub(crate) enum Purpose {
     Idle,
     Write { token: u64, slot: u32 },
-    Read { token: u64, slot: u32 },
+    Read { token: u64, slot: u32, check: ReadCheck },
     Table { page: PageNumber, copy: Copy2 },
     Probe,
 }
@@ -48,7 +49,6 @@ pub(crate) struct Operation {
     pub(crate) record: Record,
     pub(crate) meta: Vec<u8>,
     pub(crate) checksum: Checksum,
-    pub(crate) is_checksummed: bool,
 }
 
 /// Names an operation, not only its place.
@@ -79,7 +79,6 @@ impl Operations {
         (place.submitted, place.outstanding) = (0, 0);
         (place.failure, place.started) = (None, None);
         (place.is_io_over, place.is_abandoned, place.is_superseded) = (false, false, false);
-        place.is_checksummed = false;
         Some(OperationId { index, serial: place.serial })
     }
 
@@ -157,8 +156,7 @@ impl Operation {
             page: None,
             record,
             meta: Vec::with_capacity(meta_bytes_max.into()),
-            checksum: Checksum::new(),
-            is_checksummed: false,
+            checksum: Checksum::default(),
         }
     }
 

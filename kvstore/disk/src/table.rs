@@ -106,12 +106,6 @@ impl Tables {
         (index - (column - in_row % stripes) as usize, in_row / stripes)
     }
 
-    /// Where a slot lies, as a number that does not change with `stripes`: part of the seed of its payload's checksum.
-    pub(crate) fn place(&self, slot: u32) -> u32 {
-        let (segment, local) = self.locate(slot);
-        self.segments[segment].layout.first_place + local
-    }
-
     pub(crate) fn record(&self, slot: u32) -> Option<Record> {
         let (segment, local) = self.locate(slot);
         let segment = &self.segments[segment];

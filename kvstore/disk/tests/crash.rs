@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_disk::{
-    Area, Block, DiskConfig, DiskLog, Done, Moment, ReadOutcome, Recovered, Report, WriteOutcome,
+    Area, Block, DiskConfig, DiskLog, Done, Moment, ReadCheck, ReadOutcome, Recovered, Report, WriteOutcome,
 };
 use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
@@ -191,8 +191,10 @@ fn child(options: &Options) {
             }
             slot.slab().write(slot.slot(), 0, &stored_bytes);
             let meta = next.to_le_bytes();
-            let block =
-                Block { identity: identity(next), parent: identity(next - 1), tenant: 1, meta: &meta };
+            // Of what is written: with a planted fault wrong bytes have a good checksum.
+            let checksum = dataplane_checksum::checksum(&stored_bytes);
+            let (identity, parent) = (identity(next), identity(next - 1));
+            let block = Block { identity, parent, tenant: 1, checksum, meta: &meta };
             if let Err(refused) = log.write(target, block, slot, bytes.len() as u32, next) {
                 assert!(refused.reason == kvstore_disk::RefusedReason::Full, "{refused:?}");
                 break;
@@ -333,7 +335,7 @@ fn judge(options: &Options, first_id: u64, flushed: u64, begun: u64) -> (Judged,
             && let Some(slot) = memory.acquire()
         {
             assert_eq!(block.meta[..], id_of(block.identity).to_le_bytes());
-            if log.read(block.slot, block.identity, slot, id_of(block.identity)).is_err() {
+            if log.read(block.slot, block.identity, slot, ReadCheck::Log, id_of(block.identity)).is_err() {
                 break;
             }
             waiting.pop_front();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
-use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment, ReadOutcome, WriteOutcome};
+use kvstore_disk::{Area, Block, DiskConfig, DiskLog, Done, Moment, ReadCheck, ReadOutcome, WriteOutcome};
 use kvstore_io::{Buffer, Completion, Full, Geometry, IoEngine, IoError, Operation, Request, Waker};
 use tests_allocations::{Counting, count};
 
@@ -123,6 +123,8 @@ struct Bench {
     done: Vec<Done>,
     start: Instant,
     round: u64,
+    /// Of a block of memory that nobody has written.
+    checksum: u64,
 }
 
 impl Bench {
@@ -143,12 +145,12 @@ impl Bench {
         let slot = self.slot;
         let identity = BlockIdentity([self.round as u8; 16]);
         let memory = self.memory.acquire().expect("memory");
-        let block = Block { identity, parent: identity, tenant: 0, meta: &[9; 100] };
+        let block = Block { identity, parent: identity, tenant: 0, checksum: self.checksum, meta: &[9; 100] };
         assert!(self.log.write(slot, block, memory, SLOT_BYTES, 0).is_ok());
         let Done::Written { memory: Some(memory), outcome: WriteOutcome::Stored, .. } = self.poll() else {
             panic!("written")
         };
-        assert!(self.log.read(slot, identity, memory, 0).is_ok());
+        assert!(self.log.read(slot, identity, memory, ReadCheck::Log, 0).is_ok());
         let done = self.poll();
         assert!(matches!(done, Done::Read { outcome: ReadOutcome::Verified { .. }, .. }));
         self.log.forget(slot);
@@ -171,7 +173,8 @@ fn blocks_come_and_go_without_allocations() {
     let slab = Slab::create("blocks", layout, PageSize::Standard).expect("slab");
     let memory = SlotPool::new(Arc::new(slab));
     let done = Vec::with_capacity(16);
-    let mut bench = Bench { log, memory, slot: 0, done, start: Instant::now(), round: 0 };
+    let checksum = dataplane_checksum::checksum(&[0; SLOT_BYTES as usize]);
+    let mut bench = Bench { log, memory, slot: 0, done, start: Instant::now(), round: 0, checksum };
     assert_eq!(allocations(|| bench.turn()), 0);
     let counters = bench.log.counters().snapshot();
     let count =

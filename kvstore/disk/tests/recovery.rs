@@ -33,7 +33,7 @@ fn fill(log: &mut DiskLog, memory: &Arc<SlotPool>) {
             let mut identity = [7; 16];
             identity[..4].copy_from_slice(&target.to_le_bytes());
             let identity = BlockIdentity(identity);
-            let block = Block { identity, parent: identity, tenant: 0, meta: &[3; 128] };
+            let block = Block { identity, parent: identity, tenant: 0, checksum: 0, meta: &[3; 128] };
             log.write(target, block, slot, 4096, 0).expect("accepted");
         }
         log.poll(Moment::now(), &mut done);

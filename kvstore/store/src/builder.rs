@@ -189,21 +189,12 @@ fn open_disk(
 
 /// Makes the recovered blocks known, parents first; a block whose parent is gone is of no use and is left out.
 fn adopt(shared: &Shared, recovered: Vec<Recovered>) -> Vec<Survivor> {
-    let count = recovered.len();
-    let mut blocks: Vec<(u32, u64, Recovered)> = (recovered.into_iter())
-        .filter_map(|block| {
-            let (position, checksum, _) = parse_meta(&block.meta)?;
-            Some((position, checksum, block))
-        })
-        .collect();
-    if blocks.len() < count {
-        let left_out = count - blocks.len();
-        tracing::info!(left_out, "disk tier: blocks that another release wrote count as not there");
-    }
-    blocks.sort_unstable_by_key(|(position, ..)| *position);
+    let mut blocks: Vec<(u32, Recovered)> =
+        recovered.into_iter().filter_map(|block| Some((parse_meta(&block.meta)?.0, block))).collect();
+    blocks.sort_unstable_by_key(|(position, _)| *position);
     let mut survivors = Vec::with_capacity(blocks.len());
-    for (position, checksum, block) in blocks {
-        let Recovered { slot, identity, bytes, tenant, .. } = block;
+    for (position, block) in blocks {
+        let Recovered { slot, identity, bytes, tenant, checksum, .. } = block;
         let tenant = TenantId(tenant);
         let cost = shared.recompute_cost(position);
         let parent = (block.parent != NO_PARENT).then_some(block.parent);

@@ -5,13 +5,15 @@
 //! is trusted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use dataplane_checksum::{LANE_BYTES, Sum};
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Filling, Lease};
 use xxhash_rust::xxh3::Xxh3;
+
+use crate::planted::{Planted, is_planted};
 
 /// Whole lanes of the checksum.
 const CHUNK_BYTES: usize = 16 << 10;
@@ -34,8 +36,6 @@ struct Note {
     position: AtomicU32,
     /// The first bytes of what its owner keeps with it.
     word: AtomicU64,
-    /// The bytes came from another node and were not compared here with the block's checksum yet.
-    is_unverified: AtomicBool,
 }
 
 impl HostMemory {
@@ -59,26 +59,11 @@ impl HostMemory {
     }
 
     /// Notes what the block is that is going to be registered in a slot.
-    pub(crate) fn note(&self, slot: u32, position: u32, meta: &[u8], is_verified: bool) {
+    pub(crate) fn note(&self, slot: u32, position: u32, meta: &[u8]) {
         let note = &self.notes[slot as usize];
         let word = meta.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         note.position.store(position, Ordering::Relaxed);
         note.word.store(word, Ordering::Relaxed);
-        note.is_unverified.store(!is_verified, Ordering::Relaxed);
-    }
-
-    /// Whether the block's bytes came from another node and were not compared here with its checksum yet: if they are wrong, what the disk
-    /// was given of them may be wrong, too.
-    pub(crate) fn is_unverified(&self, slot: u32) -> bool {
-        self.notes[slot as usize].is_unverified.load(Ordering::Relaxed)
-    }
-
-    /// The block's bytes were compared with its checksum: whether they are good.
-    fn compared(&self, slot: u32, is_good: bool) -> bool {
-        if is_good {
-            self.notes[slot as usize].is_unverified.store(false, Ordering::Relaxed);
-        }
-        is_good
     }
 
     /// Another reference to a slot, for a read or write that is under way.
@@ -115,13 +100,12 @@ impl HostMemory {
     pub(crate) fn copy_out(&self, lease: &Lease, target: &SlotRef) -> bool {
         let bytes = lease.bytes() as usize;
         target.slab().copy_from(&self.slab, (lease.slot(), 0), (target.slot(), 0), bytes);
-        self.compared(lease.slot(), checksum(target.slab(), target.slot(), bytes) == lease.checksum())
+        checksum(target.slab(), target.slot(), bytes) == lease.checksum() || is_planted(Planted::DamageServed)
     }
 
     /// Whether a block in host memory is what had been stored.
     pub(crate) fn is_intact(&self, lease: &Lease) -> bool {
-        let own = checksum(&self.slab, lease.slot(), lease.bytes() as usize);
-        self.compared(lease.slot(), own == lease.checksum())
+        checksum(&self.slab, lease.slot(), lease.bytes() as usize) == lease.checksum()
     }
 
     pub(crate) fn checksum(&self, slot: u32, bytes: usize) -> u64 {
@@ -324,8 +308,7 @@ impl HostBlock {
     /// was handed over is of no use. What is verified is the copy that `take` sees. Allocates nothing.
     #[must_use]
     pub fn read_verified(&self, take: impl FnMut(&[u8])) -> bool {
-        let sum = checksum_of_pieces(&self.memory.slab, self.lease.slot(), self.len(), take);
-        self.memory.compared(self.lease.slot(), sum == self.lease.checksum())
+        checksum_of_pieces(&self.memory.slab, self.lease.slot(), self.len(), take) == self.lease.checksum()
     }
 
     /// Its bytes, or `None` when they are not what had been stored.
@@ -333,7 +316,6 @@ impl HostBlock {
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.len()];
         self.memory.slab.read(self.lease.slot(), 0, &mut bytes);
-        let is_good = dataplane_checksum::checksum(&bytes) == self.lease.checksum();
-        self.memory.compared(self.lease.slot(), is_good).then_some(bytes)
+        (dataplane_checksum::checksum(&bytes) == self.lease.checksum()).then_some(bytes)
     }
 }

@@ -221,7 +221,7 @@ impl Mover {
             Job::WentIdle(chain) => self.conversation_went_idle(chain),
             Job::Probe(probe) => self.probe(probe),
             Job::Forget(chain) => self.tiers.forget(&chain),
-            Job::ForgetOnHost(chain) => self.tiers.forget_on_host(&chain),
+            Job::ForgetOnHost(chain) => self.drop_damaged(&chain),
         }
     }
 

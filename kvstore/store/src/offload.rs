@@ -161,8 +161,6 @@ impl Mover {
             position: description.position,
             bytes: bytes as u32,
             checksum,
-            // Of a device's block the device may have taken it.
-            is_verified: true,
             origin: Origin::Pool,
             description: Some(description),
         };

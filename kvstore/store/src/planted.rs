@@ -7,8 +7,8 @@ pub(crate) enum Planted {
     ForgottenWrite,
     /// The disk is not told that a block of it was forgotten.
     LostTombstone,
-    /// A damaged block of the disk is taken in with a checksum of its own.
-    DamageTakenIn,
+    /// A damaged block is handed out.
+    DamageServed,
     /// The second load that waits for a read is not told of its end.
     LostWaiter,
     /// Listeners are not told that a block has left host memory.

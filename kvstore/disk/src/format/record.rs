@@ -24,7 +24,7 @@ pub struct Record {
     pub identity: BlockIdentity,
     /// The block before it.
     pub parent: BlockIdentity,
-    /// Seeded xxh3-64 of the payload.
+    /// `dataplane-checksum` of the payload.
     pub checksum: u64,
     /// Number of the write, unique in the store.
     pub generation: u64,

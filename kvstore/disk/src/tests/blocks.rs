@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Bench, DISK_BYTES, GOOD, SLOT_BYTES, TIMEOUT, block, config, identity, layout, miss, open};
+use super::{Bench, DISK_BYTES, GOOD, SLOT_BYTES, TIMEOUT, block, block_of, config, identity, layout, miss, open};
 use crate::testing::SharedDisk;
-use crate::{Block, DiskConfig, Done, MissReason, ReadOutcome, RefusedReason, WriteOutcome};
+use crate::{Block, DiskConfig, Done, MissReason, ReadCheck, ReadOutcome, RefusedReason, WriteOutcome};
 
 #[test]
 fn a_block_comes_back_from_memory_and_from_disk() {
@@ -40,7 +40,7 @@ fn long_payloads_are_cut_to_what_the_engine_takes() {
         let memory = bench.memory(slot);
         bench
             .log
-            .write(slot.into(), block(slot), memory, SLOT_BYTES, 0)
+            .write(slot.into(), block_of(slot, SLOT_BYTES as usize), memory, SLOT_BYTES, 0)
             .expect("queued, though the engine is full");
     }
     assert_eq!(bench.settle().len(), 8);
@@ -76,7 +76,7 @@ fn a_slot_that_is_written_or_forgotten_meanwhile() {
     bench.write(0, 3);
     bench.disk.with(|disk| disk.is_silent = true);
     let (target, memory) = (bench.memory(0), bench.memory(4));
-    bench.log.read(0, identity(3), target, 1).expect("accepted");
+    bench.log.read(0, identity(3), target, ReadCheck::Log, 1).expect("accepted");
     bench.log.write(0, block(4), memory, 5000, 2).expect("accepted");
     bench.disk.with(|disk| disk.is_silent = false);
     let done = bench.settle();

@@ -6,7 +6,7 @@ use super::{AREA, Bench, DISK_BYTES, GOOD, SLOT_BYTES, TIMEOUT, config, layout, 
 use crate::format::{PAGE_BYTES, PageHeader, PageKind, seal_page};
 use crate::layout::Copy2;
 use crate::testing::{Faults, Random, SharedDisk, pool};
-use crate::{Done, MissReason, ReadOutcome, Recovered, Usage, inspect};
+use crate::{Done, MissReason, ReadCheck, ReadOutcome, Recovered, Usage, inspect};
 
 #[test]
 fn damage_is_a_miss_once_and_the_block_is_gone() {
@@ -137,7 +137,7 @@ fn pages_made_in_bad_faith_neither_panic_nor_verify() {
         let mut bench = Bench { disk, log, memory, start: Instant::now(), ms: 0 };
         for block in recovered {
             let memory = bench.memory(0xEE);
-            bench.log.read(block.slot, block.identity, memory, 0).expect("accepted");
+            bench.log.read(block.slot, block.identity, memory, ReadCheck::Log, 0).expect("accepted");
             reads += 1;
         }
         for done in bench.settle() {

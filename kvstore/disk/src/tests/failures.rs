@@ -6,7 +6,7 @@ use kvstore_io::{IoErrorKind, Operation};
 
 use super::{Bench, GOOD, TIMEOUT, block, config, identity, miss, open};
 use crate::testing::Faults;
-use crate::{DiskConfig, DiskError, Done, MissReason, ReadOutcome, RefusedReason, WriteOutcome};
+use crate::{DiskConfig, DiskError, Done, MissReason, ReadCheck, ReadOutcome, RefusedReason, WriteOutcome};
 
 #[test]
 fn a_lost_device_fails_at_once_and_comes_back() {
@@ -16,7 +16,7 @@ fn a_lost_device_fails_at_once_and_comes_back() {
     assert_eq!(bench.read(0, 1), miss(MissReason::Device));
     assert!(!bench.log.is_available());
     let memory = bench.memory(1);
-    let refused = bench.log.read(0, identity(1), memory, 0).expect_err("refused");
+    let refused = bench.log.read(0, identity(1), memory, ReadCheck::Log, 0).expect_err("refused");
     assert_eq!(refused.reason, RefusedReason::Unavailable);
     assert!(bench.log.flush(4, true));
     let done = bench.poll(0);
@@ -36,7 +36,7 @@ fn a_device_that_does_not_answer_costs_a_bounded_time() {
     bench.write(0, 1);
     bench.disk.with(|disk| disk.is_silent = true);
     let (target, memory) = (bench.memory(0), bench.memory(2));
-    bench.log.read(0, identity(1), target, 1).expect("accepted");
+    bench.log.read(0, identity(1), target, ReadCheck::Log, 1).expect("accepted");
     bench.log.write(1, block(2), memory, 5000, 2).expect("accepted");
     assert!(bench.poll(1_000).is_empty() && bench.poll(9_000).is_empty());
     let done = bench.poll(1_100);
@@ -67,7 +67,7 @@ fn a_log_that_idled_does_not_take_its_own_sleep_for_the_device_s() {
     bench.ms += 3_600_000;
     bench.disk.with(|disk| disk.is_silent = true);
     let target = bench.memory(0);
-    bench.log.read(0, identity(1), target, 1).expect("accepted");
+    bench.log.read(0, identity(1), target, ReadCheck::Log, 1).expect("accepted");
     bench.ms += 60_000;
     assert!(bench.poll(0).is_empty() && bench.poll(5_000).is_empty() && bench.log.is_available());
     bench.disk.with(|disk| disk.is_silent = false);
@@ -138,7 +138,7 @@ fn a_medium_that_gives_nothing_back_does_not_empty_the_index() {
     bench.disk.with(|disk| disk.failing = Some((Operation::Read, IoErrorKind::Media)));
     for slot in 0..20 {
         let memory = bench.memory(0);
-        let _refused = bench.log.read(slot, identity(slot as u8), memory, 1);
+        let _refused = bench.log.read(slot, identity(slot as u8), memory, ReadCheck::Log, 1);
         (0..20).for_each(|_| drop(bench.poll(0)));
     }
     assert!(!bench.log.is_available());
@@ -182,7 +182,7 @@ fn a_flush_of_the_engine_that_failed_is_tried_again() {
     bench.write(0, 1);
     let target = bench.memory(0);
     bench.disk.with(|disk| (disk.is_silent, disk.flushes, disk.flushes_to_fail) = (true, 0, 3));
-    bench.log.read(0, identity(1), target, 1).expect("accepted");
+    bench.log.read(0, identity(1), target, ReadCheck::Log, 1).expect("accepted");
     (0..5).for_each(|_| drop(bench.poll(0)));
     assert_eq!(bench.disk.with(|disk| disk.flushes), 4, "until one succeeds, and no more");
 }
@@ -193,7 +193,7 @@ fn an_engine_with_a_request_that_hangs_is_not_waited_for() {
     bench.write(0, 1);
     let target = bench.memory(0);
     bench.disk.with(|disk| disk.is_silent = true);
-    bench.log.read(0, identity(1), target, 1).expect("accepted");
+    bench.log.read(0, identity(1), target, ReadCheck::Log, 1).expect("accepted");
     let Bench { disk, log, memory, .. } = bench;
     assert!(!log.close(Duration::from_millis(50)).is_clean);
     assert_eq!(disk.with(|disk| disk.engines_dropped), 0, "dropping it would wait");

@@ -14,7 +14,7 @@ use kvstore_block::BlockIdentity;
 use crate::layout::SegmentLayout;
 use crate::testing::{SharedDisk, pool};
 use crate::{
-    Area, Block, DiskConfig, DiskError, DiskLog, Done, MissReason, Moment, ReadOutcome, Recovered, Report,
+    Area, Block, DiskConfig, DiskError, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, Recovered, Report,
     WriteOutcome,
 };
 
@@ -40,7 +40,13 @@ fn identity(id: u8) -> BlockIdentity {
 }
 
 fn block(id: u8) -> Block<'static> {
-    Block { identity: identity(id), parent: identity(id.wrapping_sub(1)), tenant: 5, meta: b"meta" }
+    block_of(id, 5000)
+}
+
+/// A block of so many bytes.
+fn block_of(id: u8, bytes: usize) -> Block<'static> {
+    let checksum = dataplane_checksum::checksum(&vec![id; bytes]);
+    Block { identity: identity(id), parent: identity(id.wrapping_sub(1)), tenant: 5, checksum, meta: b"meta" }
 }
 
 fn open(
@@ -100,7 +106,7 @@ impl Bench {
 
     fn read(&mut self, slot: u32, id: u8) -> ReadOutcome {
         let memory = self.memory(0xEE);
-        self.log.read(slot, identity(id), memory, 99).expect("accepted");
+        self.log.read(slot, identity(id), memory, ReadCheck::Log, 99).expect("accepted");
         let done = self.settle();
         let [Done::Read { outcome, memory: Some(memory), token: 99, .. }] = &done[..] else {
             panic!("one read: {done:?}")

@@ -33,6 +33,9 @@ const AHEAD_SHARE: usize = 4;
 /// How long blocks that were fetched for a conversation stay held after its prompt has come, at most: its load is about to hold them.
 const HELD_FOR_LOAD: Duration = Duration::from_secs(2);
 
+/// How long the disk may take to give back a block whose copy in host memory was damaged.
+const REREAD_MAX: Duration = Duration::from_secs(10);
+
 pub(crate) struct Background {
     /// In a box: without it an optimiser may look at what is not there before it asks whether it is, which valgrind takes for a fault.
     conversations: Option<Box<Conversations>>,
@@ -205,6 +208,20 @@ impl Mover {
         let deadline = now + self.tiers.shared.config.prefetch.map_or(CHECK_EVERY, |config| config.lead);
         let piece = chain[first..first + count].to_vec();
         self.load_ahead(piece, first as u32, deadline, Destination::Ahead(last));
+    }
+
+    /// Throws copies in host memory away that a reader found damaged. What the disk has of them is read at once, if there is bandwidth for it:
+    /// it is whole, or the disk forgets it.
+    pub(crate) fn drop_damaged(&mut self, chain: &[BlockIdentity]) {
+        self.tiers.forget_on_host(chain);
+        let (now, bytes) = (self.tiers.now, self.tiers.shared.config.block_bytes as u64);
+        for identity in chain {
+            if self.tiers.shared.holds(DISK, identity)
+                && self.tiers.bandwidth.admit(Tier::Disk, Priority::Prefetch, bytes).is_ok()
+            {
+                self.load_ahead(vec![*identity], 0, now + REREAD_MAX, Destination::Host);
+            }
+        }
     }
 
     /// Brings blocks into host memory for which nobody waits.

@@ -95,7 +95,7 @@ impl Driver {
             }
             DiskCommand::Read(read) => {
                 let target = read.target.clone();
-                match self.log.read(read.lease.slot(), read.identity, target, token) {
+                match self.log.read(read.lease.slot(), read.identity, target, read.check, token) {
                     Ok(()) => drop(self.under_way.insert(token, UnderWay::Read(read))),
                     Err(_) => (self.report)(DiskResult::Read { read, bytes: None, is_gone: false }),
                 }
@@ -105,6 +105,7 @@ impl Driver {
                     identity: write.identity,
                     parent: write.parent.unwrap_or(NO_PARENT),
                     tenant: write.tenant.0,
+                    checksum: write.hold.checksum(),
                     meta: &write.meta,
                 };
                 let started =
@@ -140,14 +141,18 @@ impl Driver {
                     return self.limbo.push((read.target.clone(), UnderWay::Read(read)));
                 }
                 drop(memory);
-                let (bytes, is_gone) = match outcome {
-                    ReadOutcome::Verified { bytes } => (Some(bytes), false),
+                let (mut bytes, mut is_gone) = match outcome {
+                    ReadOutcome::Verified { bytes } | ReadOutcome::Unverified { bytes } => (Some(bytes), false),
                     ReadOutcome::Miss(MissReason::Device) => (None, false),
                     ReadOutcome::Miss(_) => (None, true),
                 };
                 if bytes.is_some() {
+                    // The slot may hold a newer write of the block by now.
                     let stored = self.log.block(read.lease.slot());
-                    let stored = stored.filter(|block| block.identity == read.identity);
+                    let stored = stored.filter(|block| {
+                        block.identity == read.identity && block.checksum == read.lease.checksum()
+                    });
+                    (bytes, is_gone) = (bytes.filter(|_| stored.is_some()), stored.is_none());
                     read.description = stored.as_ref().and_then(describe);
                 }
                 (self.report)(DiskResult::Read { read, bytes, is_gone });
@@ -174,7 +179,7 @@ impl Driver {
 
 /// What a block is, from what the disk keeps with it.
 fn describe(block: &Block<'_>) -> Option<Description> {
-    let (position, _, meta) = parse_meta(block.meta)?;
+    let (position, meta) = parse_meta(block.meta)?;
     let parent = (block.parent != NO_PARENT).then_some(block.parent);
     Some(Description { parent, position, meta: meta.into(), tenant: TenantId(block.tenant) })
 }

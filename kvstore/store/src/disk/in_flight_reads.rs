@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use kvstore_block::BlockIdentity;
+use kvstore_disk::ReadCheck;
 
 use crate::planted::{Planted, is_planted};
 
@@ -25,6 +26,8 @@ pub(crate) struct InFlightReads {
     stuck: HashSet<u64>,
     /// Reads whose blocks were forgotten since they began.
     forgotten: HashSet<u64>,
+    /// Blocks of the disk whose copies in host memory were found damaged: the log verifies the next read of each.
+    verify_next: HashSet<BlockIdentity>,
     next: u64,
 }
 
@@ -54,7 +57,23 @@ impl InFlightReads {
         self.next - 1
     }
 
+    /// Who verifies a read of the block that begins now.
+    pub(crate) fn check(&self, identity: &BlockIdentity) -> ReadCheck {
+        if self.verify_next.contains(identity) { ReadCheck::Log } else { ReadCheck::Caller }
+    }
+
+    /// The block's copy in host memory was damaged, and the disk's may be.
+    pub(crate) fn verify_next(&mut self, identity: BlockIdentity) {
+        self.verify_next.insert(identity);
+    }
+
+    /// The disk does not have the block any more.
+    pub(crate) fn gone_from_disk(&mut self, identity: &BlockIdentity) {
+        self.verify_next.remove(identity);
+    }
+
     pub(crate) fn begin(&mut self, number: u64, identity: BlockIdentity, waiter: Waiter) {
+        self.verify_next.remove(&identity);
         let other = self.answering.insert(identity, InFlightRead { number, waiters: vec![waiter] });
         assert!(other.is_none(), "a load joins the read of a block that is under way: {other:?}");
     }

@@ -18,7 +18,7 @@ use crossbeam_channel::{Sender, TrySendError, bounded};
 use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Evicting, Filling, Lease, TenantId};
-use kvstore_disk::{AdmissionConfig, DiskCounters, DiskLog, Recovered, Usage};
+use kvstore_disk::{AdmissionConfig, DiskCounters, DiskLog, ReadCheck, Recovered, Usage};
 use kvstore_io::Waker;
 
 use crate::Description;
@@ -86,6 +86,7 @@ pub(crate) struct Read {
     /// The slot in host memory.
     pub(crate) filling: Filling,
     pub(crate) target: SlotRef,
+    pub(crate) check: ReadCheck,
     /// What the block is, which the disk's thread fills in from what is kept with it.
     pub(crate) description: Option<Description>,
     pub(crate) _count: CountGuard,

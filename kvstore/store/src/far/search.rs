@@ -296,7 +296,7 @@ impl FarLinks {
     ) -> bool {
         let (filling, position) = (slot.into_filling(), arriving.position);
         let identity = arriving.chain[position];
-        let Some((checksum, is_verified)) = tiers.checksum_of(filling.slot(), &delivered) else {
+        let Some(checksum) = tiers.checksum_of(filling.slot(), &delivered) else {
             tracing::warn!(
                 block = identity.short(),
                 "host tier: a block from another tier changed after it was verified and is thrown away"
@@ -316,7 +316,6 @@ impl FarLinks {
             position: position as u32,
             bytes,
             checksum,
-            is_verified,
             origin: Origin::Far,
             description,
         };

@@ -276,7 +276,6 @@ fn register_at(tiers: &mut Tiers, chain: &[BlockIdentity], position: usize, byte
     let filling = tiers.host_slot_now(TenantId(0)).expect("a free slot").fill();
     let slot = filling.slot();
     let arrival = Arrival {
-        is_verified: true,
         identity,
         parent,
         position,

@@ -162,9 +162,7 @@ impl Load {
 fn damaged(identity: BlockIdentity, number: u64, index: usize, tiers: &mut Tiers) -> State {
     tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");
     StoreCounters::add(&tiers.shared.counters.checksum_failures, 1);
-    if !tiers.drop_damaged(identity) {
-        return State::Failed;
-    }
+    tiers.drop_damaged(identity);
     match tiers.read_from_disk(identity, (number, index), false) {
         Started::Coming => State::Coming,
         Started::Later | Started::Nowhere => State::Failed,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crossbeam_channel::{Receiver, Sender};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
-use kvstore_disk::Usage;
+use kvstore_disk::{ReadCheck, Usage};
 
 use super::{Random, content};
 use crate::disk::{DiskCommand, DiskResult, NO_PARENT, Read, Write};
@@ -18,6 +18,7 @@ struct Kept {
     identity: BlockIdentity,
     parent: BlockIdentity,
     meta: Vec<u8>,
+    checksum: u64,
     tenant: u32,
     bytes: Vec<u8>,
 }
@@ -177,9 +178,12 @@ impl ModelDisk {
             bytes[random.below(super::BLOCK)] ^= 1;
         }
         self.found_rotten += u64::from(bytes[..] != content(&read.identity)[..]);
+        if read.check == ReadCheck::Log && dataplane_checksum::checksum(&bytes) != kept.checksum {
+            return self.send(DiskResult::Read { read, bytes: None, is_gone: true });
+        }
         write_slot(&read.target, &bytes);
         let parent = (kept.parent != NO_PARENT).then_some(kept.parent);
-        let (position, _, meta) = parse_meta(&kept.meta).expect("what the store gave");
+        let (position, meta) = parse_meta(&kept.meta).expect("what the store gave");
         let tenant = crate::TenantId(kept.tenant);
         read.description = Some(Description { parent, position, meta: meta.into(), tenant });
         let bytes = Some(bytes.len() as u32);
@@ -190,8 +194,8 @@ impl ModelDisk {
         let mut bytes = vec![0; write.bytes as usize];
         write.payload.slab().read(write.payload.slot(), 0, &mut bytes);
         let (identity, meta, tenant) = (write.identity, write.meta.clone(), write.tenant.0);
-        let parent = write.parent.unwrap_or(NO_PARENT);
-        self.kept.insert(write.filling.slot(), Kept { identity, parent, meta, tenant, bytes });
+        let (parent, checksum) = (write.parent.unwrap_or(NO_PARENT), write.hold.checksum());
+        self.kept.insert(write.filling.slot(), Kept { identity, parent, meta, checksum, tenant, bytes });
     }
 
     fn wrote(&self, write: Box<Write>, is_written: bool) {

@@ -98,7 +98,7 @@ fn planted_faults_are_found() {
     let faults = [
         (Planted::ForgottenWrite, "a block that was forgotten is there"),
         (Planted::LostTombstone, "the disk would give back a block that is gone"),
-        (Planted::DamageTakenIn, "another block"),
+        (Planted::DamageServed, "another block"),
         (Planted::LostWaiter, "a load waits for a read that does not know of it"),
         (Planted::SilentRemoval, "stored twice"),
         (Planted::LostWrite, "writes to the disk are out, of which the store knows"),

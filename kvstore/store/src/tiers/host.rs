@@ -46,8 +46,6 @@ pub(crate) struct Arrival {
     pub(crate) position: u32,
     pub(crate) bytes: u32,
     pub(crate) checksum: u64,
-    /// The bytes were compared with the checksum, or the checksum was taken from them.
-    pub(crate) is_verified: bool,
     pub(crate) origin: Origin,
     /// For the tiers below, as far as it is known.
     pub(crate) description: Option<Description>,
@@ -102,12 +100,11 @@ impl Tiers {
 
     /// Makes a block known whose bytes have come; false when host memory has it already.
     pub(crate) fn register(&mut self, filling: Filling, arrival: Arrival) -> bool {
-        let Arrival { identity, parent, position, bytes, checksum, is_verified, origin, description } =
-            arrival;
+        let Arrival { identity, parent, position, bytes, checksum, origin, description } = arrival;
         let slot = filling.slot();
         let cost = self.shared.recompute_cost(position);
         let meta = description.as_ref().map_or(&[][..], |description| &description.meta);
-        self.shared.memory.note(slot, position, meta, is_verified);
+        self.shared.memory.note(slot, position, meta);
         let is_new = filling.complete(checksum, bytes).register(identity, parent, cost) == Registered::New;
         if is_new {
             self.descriptions[slot as usize] = description;

@@ -103,18 +103,17 @@ impl Tiers {
         self.shared.memory.checksum(slot, bytes)
     }
 
-    /// The checksum of what a tier further away has delivered, and whether its bytes were compared with it here. Those that are not are
-    /// compared when they are read. `None`: they are no longer what that tier had verified.
-    pub(crate) fn checksum_of(&mut self, slot: u32, delivered: &Delivered) -> Option<(u64, bool)> {
+    /// The checksum of what a tier further away has delivered. `None`: it is no longer what that tier had verified.
+    pub(crate) fn checksum_of(&mut self, slot: u32, delivered: &Delivered) -> Option<u64> {
         match delivered.sum {
             DeliveredSum::Block(checksum) => {
                 self.hashing.spend(REGISTER_BYTES);
-                Some((checksum, false))
+                Some(checksum)
             }
             DeliveredSum::Xxh3(expected) => {
                 let bytes = delivered.bytes as usize;
                 self.hashing.spend(bytes);
-                Some((self.shared.memory.checksum_if(slot, bytes, expected)?, true))
+                self.shared.memory.checksum_if(slot, bytes, expected)
             }
         }
     }

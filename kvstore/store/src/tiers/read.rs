@@ -1,6 +1,7 @@
 //! From the disk into host memory.
 
 use kvstore_block::BlockIdentity;
+use kvstore_disk::ReadCheck;
 use kvstore_plan::Tier;
 
 use super::{Arrival, Origin, Tiers};
@@ -52,7 +53,8 @@ impl Tiers {
         let bytes = u64::from(lease.bytes());
         let number = disk.reads.number();
         let _count = disk.reads_out.guard();
-        let read = Read { number, identity, lease, filling, target, description: None, _count };
+        let check = disk.reads.check(&identity);
+        let read = Read { number, identity, lease, filling, target, check, description: None, _count };
         if disk.link.try_send(DiskCommand::Read(Box::new(read))).is_err() {
             return Started::Later;
         }
@@ -70,18 +72,12 @@ impl Tiers {
         disk.map_or_else(Vec::new, |disk| disk.reads.end(read.number, &read.identity))
     }
 
-    /// What the disk has read becomes part of host memory if it is what had been stored, and is still wanted.
+    /// What the disk has read becomes part of host memory if it is still wanted. Whoever reads it there compares it with its checksum, if
+    /// the log has not.
     pub(crate) fn came_from_disk(&mut self, read: Read, bytes: Option<u32>, is_gone: bool, place: Place) {
-        let Read { number, identity, lease, filling, description, .. } = read;
+        let Read { number, identity, lease, filling, check, description, .. } = read;
         let was_forgotten = self.disk.as_mut().is_some_and(|disk| disk.reads.take_forgotten(number));
-        let checksum = bytes.map(|bytes| self.checksum(filling.slot(), bytes as usize));
-        // The disk gave what it was given; this is about what had been stored.
-        let is_damaged = checksum.is_some_and(|checksum| checksum != lease.checksum())
-            && !is_planted(Planted::DamageTakenIn);
-        if is_damaged {
-            StoreCounters::add(&self.shared.counters.checksum_failures, 1);
-        }
-        if let (Some(bytes), Some(checksum), false, false) = (bytes, checksum, was_forgotten, is_damaged) {
+        if let (Some(bytes), false) = (bytes, was_forgotten) {
             // Readers may name chains of their own making: the parent and the place that were kept with the block count.
             let (parent, position) = match &description {
                 Some(description) => (description.parent, description.position),
@@ -92,8 +88,7 @@ impl Tiers {
                 parent,
                 position,
                 bytes,
-                checksum,
-                is_verified: true,
+                checksum: lease.checksum(),
                 origin: Origin::Disk,
                 description,
             };
@@ -101,8 +96,11 @@ impl Tiers {
         } else {
             StoreCounters::add(&self.shared.counters.disk_misses, 1);
             drop((lease, filling));
-            if is_gone || is_damaged {
+            if is_gone {
                 self.drop_from_disk(identity);
+            } else if let Some(disk) = self.disk.as_mut().filter(|_| check == ReadCheck::Log) {
+                // The device has not answered the question whether it is damaged.
+                disk.reads.verify_next(identity);
             }
         }
     }

@@ -18,10 +18,8 @@ use crate::shared::{DISK, HOST};
 const LEAVING_MAX: usize = 16;
 /// Blocks that wait to be written which are looked at in a round of the thread.
 const WRITES_MAX: usize = 64;
-/// A block's place in its chain and its checksum stand before what its owner keeps with it.
-pub(crate) const META_FIXED: usize = 12;
-/// In the word of the place: the checksum is that of `dataplane-checksum`. Blocks of releases that took another have it not.
-const LANES: u32 = 1 << 31;
+/// A block's place in its chain stands before what its owner keeps with it.
+pub(crate) const META_FIXED: usize = 4;
 
 /// A block that was not handed to the disk.
 struct NotWritten {
@@ -165,7 +163,7 @@ impl Tiers {
         let payload = self.shared.memory.slot(slot).clone();
         let disk_slot = reserved.slot();
         let filling = reserved.fill();
-        let meta = meta_of(description, hold.checksum());
+        let meta = meta_of(description);
         let (parent, position) = (description.parent, description.position);
         let _count = disk.writes_out.guard();
         let write = Write { identity, parent, tenant, position, meta, payload, bytes, hold, filling, _count };
@@ -192,6 +190,7 @@ impl Tiers {
         self.shared.catalog.reserve(DISK, 1, tenant, &mut evicted, &mut reserved);
         for evicted in evicted {
             disk.slots.forget(evicted.slot);
+            disk.reads.gone_from_disk(&evicted.identity);
             StoreCounters::add(&self.shared.counters.disk_evicted, 1);
             (self.notify)(Moved::Removed { identity: evicted.identity, medium: Medium::Disk });
         }
@@ -219,6 +218,7 @@ impl Tiers {
             }
         } else {
             disk.slots.forget(slot);
+            disk.reads.gone_from_disk(&identity);
             drop(filling);
         }
         if let Hold::Evicting(evicting) = hold {
@@ -228,37 +228,16 @@ impl Tiers {
     }
 }
 
-/// What the disk keeps with a block. The checksum is that of the copy into host memory, or of a device's memory before it:
-/// damage since then is found when the block is read.
-fn meta_of(description: &Description, checksum: u64) -> Vec<u8> {
+/// What the disk keeps with a block beside its checksum.
+fn meta_of(description: &Description) -> Vec<u8> {
     let mut meta = Vec::with_capacity(META_FIXED + description.meta.len());
-    meta.extend_from_slice(&(description.position | LANES).to_le_bytes());
-    meta.extend_from_slice(&checksum.to_le_bytes());
+    meta.extend_from_slice(&description.position.to_le_bytes());
     meta.extend_from_slice(&description.meta);
     meta
 }
 
-/// What the disk keeps with a block: its place in its chain, its checksum, and what its owner keeps with it. `None` for one that
-/// was written with another checksum: it counts as not there.
-pub(crate) fn parse_meta(meta: &[u8]) -> Option<(u32, u64, &[u8])> {
-    let (position, rest) = meta.split_first_chunk::<4>()?;
-    let (checksum, rest) = rest.split_first_chunk::<8>()?;
-    let position = u32::from_le_bytes(*position);
-    (position & LANES != 0).then(|| (position & !LANES, u64::from_le_bytes(*checksum), rest))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::TenantId;
-
-    #[test]
-    fn what_another_release_wrote_is_not_there() {
-        let description = Description { parent: None, position: 7, meta: [1, 2].into(), tenant: TenantId(0) };
-        let mut meta = meta_of(&description, 99);
-        assert_eq!(parse_meta(&meta), Some((7, 99, &[1, 2][..])));
-        // Its checksum was another: the word of the place has no bit for it.
-        meta[..4].copy_from_slice(&7_u32.to_le_bytes());
-        assert_eq!(parse_meta(&meta), None);
-    }
+/// A block's place in its chain, and what its owner keeps with it.
+pub(crate) fn parse_meta(meta: &[u8]) -> Option<(u32, &[u8])> {
+    let (position, rest) = meta.split_first_chunk::<META_FIXED>()?;
+    Some((u32::from_le_bytes(*position), rest))
 }
