@@ -331,11 +331,6 @@ impl Backend for StoreBackend {
             debug_assert!(found.is_some(), "the store has no counter {name}");
             found.map_or(0, |(.., value)| *value)
         };
-        // What the disk's log finds damaged is no block for the store.
-        let damaged_on_disk = self.store.disk_counters().map_or(0, |counters| {
-            let counted = counters.snapshot();
-            counted.iter().find(|(known, ..)| *known == "misses_damaged").map_or(0, |(.., value)| *value)
-        });
         let ([blocks, disk_blocks], [slots, disk_slots]) = (self.store.blocks(), self.store.slots());
         let Counters { hits, misses, stored, throttled, damaged } = &self.counters;
         Statistics {
@@ -352,7 +347,7 @@ impl Backend for StoreBackend {
             disk_read: of("disk_read_blocks"),
             disk_written: of("disk_written_blocks"),
             disk_evicted: of("disk_evicted_blocks"),
-            damaged: read(damaged) + of("checksum_failures") + damaged_on_disk,
+            damaged: read(damaged) + of("checksum_failures"),
             far_read: of("far_read_blocks"),
             far_written: of("far_written_blocks"),
             far_too_large: of("far_too_large_blocks"),

@@ -45,7 +45,9 @@ mod tests;
 
 pub use admission::{Admission, AdmissionConfig, Usage, Verdict};
 pub use config::{Area, DiskConfig, Moment, STRIPES_MAX};
-pub use done::{Block, Closed, Done, MissReason, ReadOutcome, ReadCheck, Refused, RefusedReason, WriteOutcome};
+pub use done::{
+    Block, Closed, Done, MissReason, ReadCheck, ReadOutcome, Refused, RefusedReason, WriteOutcome,
+};
 pub use error::DiskError;
 pub use inspect::{SegmentState, SegmentSummary, Summary, inspect};
 pub use log::DiskLog;

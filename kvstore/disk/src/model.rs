@@ -13,7 +13,8 @@ use kvstore_block::BlockIdentity;
 
 use crate::testing::{Faults, Happened, Random, SharedDisk, pool};
 use crate::{
-    Area, Block, DiskConfig, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, Recovered, WriteOutcome,
+    Area, Block, DiskConfig, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, Recovered,
+    WriteOutcome,
 };
 
 const SLOT_BYTES: u32 = 8192;
@@ -212,7 +213,8 @@ impl World {
         let token = self.token(Pending::Write { id, version });
         let meta = id.to_le_bytes();
         let checksum = dataplane_checksum::checksum(&bytes);
-        let block = Block { identity: identity(id), parent: identity(id + 1), tenant: 3, checksum, meta: &meta };
+        let block =
+            Block { identity: identity(id), parent: identity(id + 1), tenant: 3, checksum, meta: &meta };
         let refused = self.log().write(slot, block, memory, bytes.len() as u32, token);
         assert!(refused.is_ok(), "{refused:?} for slot {slot}");
     }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Bench, DISK_BYTES, GOOD, SLOT_BYTES, TIMEOUT, block, block_of, config, identity, layout, miss, open};
+use super::{
+    Bench, DISK_BYTES, GOOD, SLOT_BYTES, TIMEOUT, block, block_of, config, identity, layout, miss, open,
+};
 use crate::testing::SharedDisk;
 use crate::{Block, DiskConfig, Done, MissReason, ReadCheck, ReadOutcome, RefusedReason, WriteOutcome};
 

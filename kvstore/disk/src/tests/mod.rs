@@ -14,8 +14,8 @@ use kvstore_block::BlockIdentity;
 use crate::layout::SegmentLayout;
 use crate::testing::{SharedDisk, pool};
 use crate::{
-    Area, Block, DiskConfig, DiskError, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, Recovered, Report,
-    WriteOutcome,
+    Area, Block, DiskConfig, DiskError, DiskLog, Done, MissReason, Moment, ReadCheck, ReadOutcome, Recovered,
+    Report, WriteOutcome,
 };
 
 const SLOT_BYTES: u32 = 16 << 10;

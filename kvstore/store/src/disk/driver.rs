@@ -142,7 +142,9 @@ impl Driver {
                 }
                 drop(memory);
                 let (mut bytes, mut is_gone) = match outcome {
-                    ReadOutcome::Verified { bytes } | ReadOutcome::Unverified { bytes } => (Some(bytes), false),
+                    ReadOutcome::Verified { bytes } | ReadOutcome::Unverified { bytes } => {
+                        (Some(bytes), false)
+                    }
                     ReadOutcome::Miss(MissReason::Device) => (None, false),
                     ReadOutcome::Miss(_) => (None, true),
                 };
