@@ -20,10 +20,10 @@
 //! memory; its io_uring engine as it comes (a thread that never sleeps) and its default psync; tokio with 2 threads.
 //!
 //! Not equal: foyer's value is used where it lies on the heap, ours is copied from host memory into a slot of the
-//! caller's and verified again there (one copy and one xxh3 more). foyer verifies xxhash64 of what the disk gives, ours
-//! two checksums; samples of every block are compared besides, all bytes in the uncounted round. foyer's buffers and
-//! queue are memory beyond the 256 MiB, and what is in the queue is found there, as in memory. Ours evicts a block at a
-//! time, foyer 16 MiB; ours writes what finds a block again after a crash apart from it, foyer beside it.
+//! caller's and verified there (one copy more). Both verify what the disk gives once; samples of every block are compared besides, all
+//! bytes in the uncounted round. foyer's buffers and queue are 256 MiB beyond the 256, and what is in the queue is found there, as in memory:
+//! so ours is shown with 512 MiB, too. Ours evicts a block at a time, foyer 16 MiB; ours writes what finds a block again after a crash apart
+//! from it, foyer beside it.
 
 mod folder;
 mod ours;
@@ -60,7 +60,7 @@ struct Cli {
     /// Sizes of blocks in bytes, multiples of 4 KiB.
     #[arg(long, value_delimiter = ',', default_values_t = [128 << 10, 1 << 20])]
     bytes: Vec<usize>,
-    /// Counted rounds, of which median, least and most are shown; with a multiple of three, each side is first equally often.
+    /// Counted rounds, of which median, least and most are shown; with a multiple of four, each side is first equally often.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Prints what our store has counted after each mixed phase.
@@ -73,12 +73,14 @@ struct Cli {
 
 #[derive(Debug, Clone, Copy)]
 enum Contender {
-    Ours,
+    /// With so many times the memory.
+    Ours(usize),
     Theirs(Engine),
 }
 
-const CONTENDERS: [(Contender, &str); 3] = [
-    (Contender::Ours, "kvasir, io_uring"),
+const CONTENDERS: [(Contender, &str); 4] = [
+    (Contender::Ours(1), "kvasir, io_uring"),
+    (Contender::Ours(2), "kvasir, as much memory as foyer takes"),
     (Contender::Theirs(Engine::Uring), "foyer, io_uring"),
     (Contender::Theirs(Engine::Psync), "foyer, psync"),
 ];
@@ -152,7 +154,7 @@ impl Work {
         let keys = (3072 * MIB / scale / block_bytes) as u64;
         // foyer keeps a page more for each block; all that is written has to fit.
         let written = disk_bytes / 8 * 5 / (block_bytes + 4096);
-        let reads = [written / 5, written / 5 * 2];
+        let reads = [written / 6, written / 3];
         let setup = Setup {
             folder: folder.to_owned(),
             block_bytes,
@@ -179,7 +181,10 @@ impl Work {
         wait_for_quiet()?;
         let setup = Setup { instance: self.setup.instance + part, ..self.setup.clone() };
         Ok(match contender {
-            Contender::Ours => Box::new(Ours::open(&setup, mode, self.keys as usize)?),
+            Contender::Ours(times) => {
+                let setup = Setup { memory_bytes: times * setup.memory_bytes, ..setup };
+                Box::new(Ours::open(&setup, mode, self.keys as usize)?)
+            }
             Contender::Theirs(engine) => Box::new(Theirs::open(&setup, engine, mode)?),
         })
     }

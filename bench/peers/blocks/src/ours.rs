@@ -137,17 +137,29 @@ impl Ours {
         self.written() + self.dropped()
     }
 
-    /// Stores a block, waiting while the queue is full.
+    /// Stores a block, waiting while the queue is full: copied and summed here if a slot of memory is free, as the C library does, else by the
+    /// store's thread.
     fn put(&mut self, key: u64) -> Result<()> {
         let started = Instant::now();
         loop {
             let told = Arc::clone(&self.told);
             let description =
                 Description { parent: None, position: 0, meta: Arc::from([]), tenant: TenantId(0) };
+            let caller = std::thread::current();
             let done = move |_is_stored| {
                 told.put.fetch_add(1, Ordering::Release);
+                caller.unpark();
             };
-            if self.store.put(identity(key), description, vec![self.contents.block(key)], done).is_ok() {
+            let block = self.contents.block(key);
+            let filled = self
+                .store
+                .reserve(TenantId(0))
+                .and_then(|mut slot| slot.fill(std::iter::once(&block[..])).then_some(slot));
+            let queued = match filled {
+                Some(slot) => self.store.put_slot(identity(key), description, slot, done),
+                None => self.store.put(identity(key), description, vec![block], done),
+            };
+            if queued.is_ok() {
                 self.offered += 1;
                 return Ok(());
             }
@@ -155,6 +167,17 @@ impl Ours {
             ensure!(started.elapsed() < PATIENCE, "the store takes no blocks");
             std::thread::sleep(RECHECK);
         }
+    }
+
+    /// Stores a block and waits until memory has it, or has refused it: foyer's insertion is over when memory has the block.
+    fn put_now(&mut self, key: u64) -> Result<()> {
+        self.put(key)?;
+        let started = Instant::now();
+        while self.told.put.load(Ordering::Acquire) < self.offered {
+            ensure!(started.elapsed() < PATIENCE, "memory takes no blocks");
+            std::thread::park_timeout(PATIENCE);
+        }
+        Ok(())
     }
 
     /// Waits until host memory has taken or refused all blocks.
@@ -279,7 +302,7 @@ impl Side for Ours {
                 next += 1;
                 if self.store.look_up(&[identity(key)]) == 0 {
                     found.missed += 1;
-                    self.put(key)?;
+                    self.put_now(key)?;
                 } else {
                     under_way.push_back((self.onboard(key)?, key));
                 }
@@ -293,10 +316,9 @@ impl Side for Ours {
                 found.memory += 1;
             } else {
                 found.missed += 1;
-                self.put(key)?;
+                self.put_now(key)?;
             }
         }
-        self.wait_for_puts()?;
         let spent = watch.stop();
         found.disk = (self.disk_reads() - before) as usize;
         found.memory = found.memory.saturating_sub(found.disk);

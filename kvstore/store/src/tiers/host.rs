@@ -72,9 +72,12 @@ impl Tiers {
             return;
         }
         let wanted = (self.host_slots() / AHEAD_SHARE).min(AHEAD_MAX);
-        let writes_back = self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back;
-        if writes_back || self.shared.free(HOST) as usize * 2 > wanted {
+        if self.shared.free(HOST) as usize * 2 > wanted {
             return;
+        }
+        if self.disk.is_some() && self.shared.config.disk_write == WriteMode::Back {
+            // Their slots come free when the disk has them.
+            return self.write_back(NOBODY);
         }
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
         self.shared.catalog.reserve(HOST, wanted, NOBODY, &mut evicted, &mut reserved);
