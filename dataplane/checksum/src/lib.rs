@@ -46,6 +46,8 @@ const LENGTH_FACTOR: u64 = 0xc2b2_ae3d_27d4_eb4f;
 /// Lanes that are worked on side by side.
 const WIDTH: usize = 16;
 
+mod shared;
+
 #[inline(always)]
 fn mix_at(value: u64, position: u64) -> u64 {
     let placed = value.wrapping_add(position);
@@ -59,6 +61,16 @@ fn position(lane: u64) -> u64 {
     lane.wrapping_add(1).wrapping_mul(POSITION_STEP)
 }
 
+/// How a copy writes its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stores {
+    /// Through the caches, for whoever reads the target soon.
+    Cached,
+    /// Past them, if the target lies on a cache line: it is not read from memory before it is written, which for more than the caches
+    /// hold takes a third less of the memory's bandwidth, or more.
+    Streaming,
+}
+
 /// The sum over lanes, before the length is mixed in: parts of a slot may be added in any order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sum(u64);
@@ -68,6 +80,33 @@ impl Sum {
     /// lane.
     pub fn add(&mut self, first_lane: u64, bytes: &[u8]) {
         self.0 = self.0.wrapping_add(sum_of(first_lane, bytes));
+    }
+
+    /// The same of bytes that others may write meanwhile: each is read once.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `source` can be read.
+    #[allow(unsafe_code)]
+    pub unsafe fn add_shared(&mut self, first_lane: u64, source: *const u8, bytes: usize) {
+        // SAFETY: the caller's promise.
+        self.0 = self.0.wrapping_add(unsafe { shared::sum(first_lane, source, bytes) });
+    }
+
+    /// Copies bytes that others may write meanwhile, and adds them: each is read once, so the sum is that of what was copied.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `source` can be read and as many at `target` written; the ranges are apart, and nobody else uses the target.
+    #[allow(unsafe_code)]
+    pub unsafe fn add_copied(
+        &mut self,
+        first_lane: u64,
+        source: *const u8,
+        target: *mut u8,
+        bytes: usize,
+        stores: Stores,
+    ) {
+        // SAFETY: the caller's promise.
+        self.0 = self.0.wrapping_add(unsafe { shared::copy(first_lane, source, target, bytes, stores) });
     }
 
     /// Adds the sum of another part.
@@ -94,85 +133,9 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 }
 
 fn sum_of(first_lane: u64, bytes: &[u8]) -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512dq") {
-        // SAFETY: the only precondition is that the machine has AVX-512, which was just asked.
-        #[allow(unsafe_code)]
-        return unsafe { sum_avx512(first_lane, bytes) };
-    }
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the only precondition is that the machine has AVX2, which was just asked.
-        #[allow(unsafe_code)]
-        return unsafe { sum_avx2(first_lane, bytes) };
-    }
-    sum_lanes(first_lane, bytes)
-}
-
-/// The same code, compiled with AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn sum_avx512(first_lane: u64, bytes: &[u8]) -> u64 {
-    sum_lanes(first_lane, bytes)
-}
-
-/// The same code, compiled with AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn sum_avx2(first_lane: u64, bytes: &[u8]) -> u64 {
-    sum_lanes(first_lane, bytes)
-}
-
-#[inline(always)]
-fn sum_lanes(first_lane: u64, bytes: &[u8]) -> u64 {
-    let (lanes, tail) = bytes.as_chunks::<LANE_BYTES>();
-    let (wide, rest) = lanes.as_chunks::<WIDTH>();
-    let mut positions: [u64; WIDTH] = std::array::from_fn(|at| position(first_lane.wrapping_add(at as u64)));
-    let mut sums = [0_u64; WIDTH];
-    for lanes in wide {
-        for at in 0..WIDTH {
-            sums[at] = sums[at].wrapping_add(mix_at(u64::from_le_bytes(lanes[at]), positions[at]));
-            positions[at] = positions[at].wrapping_add(POSITION_STEP.wrapping_mul(WIDTH as u64));
-        }
-    }
-    let mut sum = sums.into_iter().fold(0, u64::wrapping_add);
-    let mut lane = first_lane.wrapping_add((wide.len() * WIDTH) as u64);
-    for value in rest {
-        sum = sum.wrapping_add(mix_at(u64::from_le_bytes(*value), position(lane)));
-        lane = lane.wrapping_add(1);
-    }
-    if !tail.is_empty() {
-        let mut last = [0; LANE_BYTES];
-        last[..tail.len()].copy_from_slice(tail);
-        sum = sum.wrapping_add(mix_at(u64::from_le_bytes(last), position(lane)));
-    }
-    sum
-}
-
-#[cfg(all(test, target_arch = "x86_64"))]
-mod tests {
-    use super::*;
-
-    /// What the machine lacks is passed over.
-    #[test]
+    // SAFETY: a live slice can be read.
     #[allow(unsafe_code)]
-    fn every_instruction_set_gives_the_sum_of_plain_code() {
-        let bytes: Vec<u8> = (0..4099_u32).map(|at| (at * 131 + at / 7) as u8).collect();
-        let has_avx2 = std::arch::is_x86_feature_detected!("avx2");
-        let has_avx512 =
-            std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512dq");
-        println!("AVX2: {has_avx2}, AVX-512: {has_avx512}");
-        for (first_lane, len) in [(0, 0), (0, 7), (5, 128), (u64::MAX - 3, 1000), (1 << 40, 4099)] {
-            let plain = sum_lanes(first_lane, &bytes[..len]);
-            assert_eq!(sum_of(first_lane, &bytes[..len]), plain, "lane {first_lane}, {len} bytes");
-            if has_avx2 {
-                // SAFETY: the machine has it.
-                assert_eq!(unsafe { sum_avx2(first_lane, &bytes[..len]) }, plain);
-            }
-            if has_avx512 {
-                // SAFETY: the machine has it.
-                assert_eq!(unsafe { sum_avx512(first_lane, &bytes[..len]) }, plain);
-            }
-        }
+    unsafe {
+        shared::sum(first_lane, bytes.as_ptr(), bytes.len())
     }
 }

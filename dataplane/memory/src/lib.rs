@@ -8,6 +8,7 @@
 //! * [`DeviceMemory`]: what the slots of a slab may lie in instead, and [`Copier`], which copies between slots
 //!   wherever they lie. [`Checksummer`] has a device sum what lies in its memory,
 //!   and [`DeviceSharing`] gives it to other processes of the machine.
+//! * [`Slab::read_summed`], [`Slab::write_summed`] and [`PartialChecksum`]: checksums of slots, on the way of a copy or by themselves.
 //! * [`LeaseTable`]: references held on behalf of somebody else (a peer), with an owner and an expiry.
 //!
 //! Invariants: a slot is never handed out while a reference to it exists (work requests in flight hold one);
@@ -20,6 +21,7 @@ mod copy;
 mod device;
 mod error;
 mod lease;
+mod partial_checksum;
 mod pool;
 mod sharing;
 mod slab;
@@ -31,6 +33,7 @@ pub use copier::{Copier, CopyDone, CopyRefused, HostCopier, SlotCopy};
 pub use device::{DeviceError, DeviceMemory, DirectError, DmaBuf, DmaBufMapping};
 pub use error::MemoryError;
 pub use lease::{Lease, LeaseFull, LeaseTable};
+pub use partial_checksum::PartialChecksum;
 pub use pool::{SlotGrant, SlotPool, SlotRef};
 pub use sharing::{AttachedSlab, DeviceSharing, EXPORT_BYTES_MAX};
 pub use slab::{PageSize, Slab, SlabKind, SlabLayout};

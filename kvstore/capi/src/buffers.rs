@@ -8,6 +8,7 @@
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use crate::status::{Failure, Status};
@@ -114,6 +115,23 @@ impl Destination {
         self.filled
     }
 
+    /// Memory for the next bytes, range by range, which counts as filled: `bytes` of it, or all that there is room for.
+    pub fn next(&mut self, bytes: usize) -> impl Iterator<Item = &mut [MaybeUninit<u8>]> {
+        let mut left = bytes.min(self.room());
+        let mut skip = self.filled;
+        self.filled += left;
+        self.ranges.iter().filter_map(move |(start, length)| {
+            let before = skip.min(length);
+            skip -= before;
+            let now = left.min(length - before);
+            left -= now;
+            let to = start.as_ptr().wrapping_add(before).cast();
+            // SAFETY: inside a range that is valid for writes and nobody else's for as long as this lives, by the contract of `new`; each
+            // byte of it is given out once, as `filled` grows.
+            (now > 0).then(|| unsafe { std::slice::from_raw_parts_mut(to, now) })
+        })
+    }
+
     /// Appends bytes, across ranges where need be; `false`, and nothing is written, when there is no room for them.
     #[must_use]
     pub fn write(&mut self, mut bytes: &[u8]) -> bool {
@@ -199,7 +217,14 @@ mod tests {
         let mut destination = unsafe { Destination::new(ranges.clone()) };
         assert!(destination.write(b"ab") && destination.write(b"") && destination.write(b"cdefghij"));
         assert!(!destination.write(b"klmnopq"), "7 bytes where 6 have room");
-        assert!(destination.write(b"klmno") && destination.room() == 1);
+        assert!(destination.write(b"klm") && destination.room() == 3);
+        let mut next = b"no".iter();
+        for piece in destination.next(2) {
+            for (byte, given) in piece.iter_mut().zip(&mut next) {
+                byte.write(*given);
+            }
+        }
+        assert!(next.next().is_none() && destination.room() == 1 && destination.next(0).count() == 0);
         drop(destination);
         assert_eq!(places.concat(), b"abcdefghijklmno\xEE");
         // SAFETY: as above, and all bytes are initialised.

@@ -10,6 +10,9 @@
 //! The payload begins on a cache line.
 
 use std::collections::TryReserveError;
+use std::mem::MaybeUninit;
+
+use kvstore_store::BlockRead;
 
 use crate::buffers::{Destination, Source};
 
@@ -45,11 +48,6 @@ pub(crate) fn head(meta: &Source, more: usize) -> Result<Vec<u8>, TryReserveErro
     Ok(block)
 }
 
-/// Whether these bytes can be the start of a block of `bytes`; the head must be in `start`.
-pub(crate) fn is_block(start: &[u8], bytes: usize) -> bool {
-    meta(start, bytes).is_some()
-}
-
 /// The meta at the start of a block of `bytes`, if there can be one; the head must be in `start`.
 fn meta(start: &[u8], bytes: usize) -> Option<&[u8]> {
     let (length, rest) = start.split_first_chunk::<LENGTH_BYTES>()?;
@@ -58,7 +56,7 @@ fn meta(start: &[u8], bytes: usize) -> Option<&[u8]> {
     (length <= META_BYTES_MAX && head <= bytes && head <= start.len()).then(|| &rest[..length])
 }
 
-/// What became of a block's pieces.
+/// What became of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unpacked {
     /// It is where it was wanted.
@@ -69,51 +67,63 @@ pub(crate) enum Unpacked {
     Nonsense,
 }
 
-/// Takes a block's pieces to where its meta and its payload are wanted.
-pub(crate) struct Unpacker<'a> {
-    bytes: usize,
-    meta: &'a mut Destination,
-    payload: &'a mut Destination,
-    /// Not there before the first piece.
-    unpacked: Option<Unpacked>,
+/// A block's bytes, from the first.
+pub(crate) trait BlockBytes {
+    /// The next 64 bytes; `None` when there are fewer.
+    fn line(&mut self) -> Option<[u8; LINE_BYTES]>;
+    /// Copies the next bytes; false when there are fewer.
+    fn copy(&mut self, target: &mut [MaybeUninit<u8>]) -> bool;
 }
 
-impl<'a> Unpacker<'a> {
-    /// For a block of `bytes` in all.
-    pub(crate) fn new(bytes: usize, meta: &'a mut Destination, payload: &'a mut Destination) -> Self {
-        Self { bytes, meta, payload, unpacked: None }
+impl BlockBytes for BlockRead<'_> {
+    fn line(&mut self) -> Option<[u8; LINE_BYTES]> {
+        self.next()
     }
 
-    /// Takes the next piece; the first one has the whole head.
-    pub(crate) fn take(&mut self, piece: &[u8]) {
-        let payload = match self.unpacked {
-            None => self.begin(piece),
-            Some(_) => piece,
-        };
-        if self.unpacked == Some(Unpacked::Whole) && !self.payload.write(payload) {
-            // More bytes than the block was said to have.
-            self.unpacked = Some(Unpacked::Nonsense);
-        }
+    fn copy(&mut self, target: &mut [MaybeUninit<u8>]) -> bool {
+        Self::copy(self, target)
     }
+}
 
-    /// Reads the head and writes the meta; gives the part of the payload behind it.
-    fn begin<'p>(&mut self, piece: &'p [u8]) -> &'p [u8] {
-        let Some(found) = meta(piece, self.bytes) else {
-            self.unpacked = Some(Unpacked::Nonsense);
-            return &[];
-        };
-        let (meta_bytes, head) = (found.len(), head_bytes(found.len()));
-        let payload_bytes = self.bytes - head;
-        let fits = payload_bytes <= self.payload.room() && self.meta.write(found);
-        self.unpacked =
-            Some(if fits { Unpacked::Whole } else { Unpacked::TooSmall { meta_bytes, payload_bytes } });
-        &piece[head..]
+/// Takes a block of `bytes` in all to where its meta and its payload are wanted.
+pub(crate) fn unpack(
+    block: &mut impl BlockBytes,
+    bytes: usize,
+    meta_place: &mut Destination,
+    payload_place: &mut Destination,
+) -> Unpacked {
+    let Some((head, head_bytes)) = read_head(block, bytes) else { return Unpacked::Nonsense };
+    let Some(found) = meta(&head[..head_bytes], bytes) else { return Unpacked::Nonsense };
+    let payload_bytes = bytes - head_bytes;
+    if payload_bytes > payload_place.room() || !meta_place.write(found) {
+        return Unpacked::TooSmall { meta_bytes: found.len(), payload_bytes };
     }
+    if payload_place.next(payload_bytes).all(|piece| block.copy(piece)) {
+        Unpacked::Whole
+    } else {
+        Unpacked::Nonsense
+    }
+}
 
-    /// What became of it.
-    pub(crate) fn finish(self) -> Unpacked {
-        self.unpacked.unwrap_or(Unpacked::Nonsense)
+/// Whether what is read begins as a block of `bytes` does.
+pub(crate) fn is_block(block: &mut impl BlockBytes, bytes: usize) -> bool {
+    read_head(block, bytes).is_some_and(|(head, head_bytes)| meta(&head[..head_bytes], bytes).is_some())
+}
+
+/// Reads the head of a block, and says how long it is.
+fn read_head(block: &mut impl BlockBytes, bytes: usize) -> Option<([u8; HEAD_BYTES_MAX], usize)> {
+    let mut head = [0; HEAD_BYTES_MAX];
+    let first = block.line()?;
+    let length = usize::from(u16::from_le_bytes(*first.first_chunk()?));
+    let head_bytes = head_bytes(length);
+    if length > META_BYTES_MAX || head_bytes > bytes {
+        return None;
     }
+    head[..LINE_BYTES].copy_from_slice(&first);
+    for line in head[LINE_BYTES..head_bytes].chunks_exact_mut(LINE_BYTES) {
+        line.copy_from_slice(&block.line()?);
+    }
+    Some((head, head_bytes))
 }
 
 #[cfg(test)]
@@ -133,14 +143,31 @@ mod tests {
         pack(&meta, &payload).expect("memory")
     }
 
-    fn unpacked(block: &[u8], piece: usize, meta: &mut [u8], payload: &mut [u8]) -> Unpacked {
+    struct Bytes<'a>(&'a [u8]);
+
+    impl BlockBytes for Bytes<'_> {
+        fn line(&mut self) -> Option<[u8; LINE_BYTES]> {
+            let (line, rest) = self.0.split_first_chunk()?;
+            self.0 = rest;
+            Some(*line)
+        }
+
+        fn copy(&mut self, target: &mut [MaybeUninit<u8>]) -> bool {
+            let Some((now, rest)) = self.0.split_at_checked(target.len()) else { return false };
+            for (target, byte) in target.iter_mut().zip(now) {
+                target.write(*byte);
+            }
+            self.0 = rest;
+            true
+        }
+    }
+
+    fn unpacked(block: &[u8], meta: &mut [u8], payload: &mut [u8]) -> Unpacked {
         // SAFETY: both slices are this function's alone for as long as the destinations live.
         let mut meta = unsafe { Destination::new(ranges(meta)) };
         // SAFETY: as above.
         let mut payload = unsafe { Destination::new(ranges(payload)) };
-        let mut unpacker = Unpacker::new(block.len(), &mut meta, &mut payload);
-        block.chunks(piece).for_each(|piece| unpacker.take(piece));
-        unpacker.finish()
+        unpack(&mut Bytes(block), block.len(), &mut meta, &mut payload)
     }
 
     #[test]
@@ -153,7 +180,7 @@ mod tests {
                 assert_eq!((block.len() - payload_bytes) % 64, 0);
                 assert!(block.len() <= HEAD_BYTES_MAX + payload_bytes);
                 let (mut got, mut body) = (vec![9; meta_bytes], vec![9; payload_bytes]);
-                assert_eq!(unpacked(&block, HEAD_BYTES_MAX, &mut got, &mut body), Unpacked::Whole);
+                assert_eq!(unpacked(&block, &mut got, &mut body), Unpacked::Whole);
                 assert_eq!((got, body), (meta, payload));
             }
         }
@@ -176,7 +203,7 @@ mod tests {
         for (meta_room, payload_room) in [(9, 100), (10, 99), (0, 0)] {
             let (mut meta, mut payload) = (vec![7; meta_room], vec![7; payload_room]);
             let needed = Unpacked::TooSmall { meta_bytes: 10, payload_bytes: 100 };
-            assert_eq!(unpacked(&block, 1000, &mut meta, &mut payload), needed);
+            assert_eq!(unpacked(&block, &mut meta, &mut payload), needed);
             assert!(meta.iter().chain(&payload).all(|byte| *byte == 7));
         }
     }
@@ -199,7 +226,7 @@ mod tests {
             let is_block =
                 length.is_some_and(|length| length <= META_BYTES_MAX && head_bytes(length) <= block.len());
             let expected = if is_block { Unpacked::Whole } else { Unpacked::Nonsense };
-            assert_eq!(unpacked(&block, 1024, &mut meta, &mut payload), expected);
+            assert_eq!(unpacked(&block, &mut meta, &mut payload), expected);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::backend::{
     Backend, BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
 };
 use crate::buffers::{Destination, Source};
-use crate::format::{META_BYTES_MAX, Unpacked, Unpacker, head, is_block, pack};
+use crate::format::{META_BYTES_MAX, Unpacked, head, is_block, pack, unpack};
 use crate::turns::Turns;
 
 /// Wait for the disk where the caller has set no deadline. Blocks that have not come by then are misses.
@@ -111,9 +111,10 @@ impl StoreBackend {
         payload: &mut Destination,
     ) -> Result<GetOutcome, BackendError> {
         let Some(block) = held.first() else { return Ok(self.missed()) };
-        let mut unpacker = Unpacker::new(block.len(), meta, payload);
-        let is_intact = block.read_verified(|piece| unpacker.take(piece));
-        match unpacker.finish() {
+        let mut read = block.read();
+        let unpacked = unpack(&mut read, block.len(), meta, payload);
+        let is_intact = read.is_intact();
+        match unpacked {
             Unpacked::Whole if is_intact => {
                 count(&self.counters.hits);
                 Ok(GetOutcome::Read)
@@ -189,14 +190,12 @@ enum Condition {
 
 impl Condition {
     fn of(block: &HostBlock) -> Self {
-        let mut begins_well = None;
-        let is_intact = block.read_verified(|piece| {
-            begins_well.get_or_insert_with(|| is_block(piece, block.len()));
-        });
-        match (is_intact, begins_well) {
+        let mut read = block.read();
+        let begins_well = is_block(&mut read, block.len());
+        match (read.is_intact(), begins_well) {
             (false, _) => Self::Damaged,
-            (true, Some(true)) => Self::Whole,
-            (true, _) => Self::Foreign,
+            (true, true) => Self::Whole,
+            (true, false) => Self::Foreign,
         }
     }
 }

@@ -141,10 +141,7 @@ impl DiskLog {
                 && let Some(memory) = operation.memory.as_ref()
             {
                 let bytes = operation.record.bytes as usize;
-                let Some(sum) = operation.checksum.advance(memory, bytes, &mut budget, &mut self.scratch)
-                else {
-                    break;
-                };
+                let Some(sum) = operation.checksum.advance(memory, bytes, &mut budget) else { break };
                 self.end_read(id, Some(sum));
             }
             self.unverified.pop_front();

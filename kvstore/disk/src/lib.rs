@@ -18,7 +18,6 @@
 #![forbid(unsafe_code)]
 
 mod admission;
-mod checksum;
 mod config;
 mod done;
 mod drive;

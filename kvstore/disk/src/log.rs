@@ -12,7 +12,6 @@ use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_io::{Completion, IoEngine, PageBuffer, Waker};
 
-use crate::checksum::{Checksum, SCRATCH_BYTES};
 use crate::format::{PAGE_BYTES, Record, RecordState};
 use crate::health::{Health, WriteHealth};
 use crate::operation::{OperationId, Operations, Purpose};
@@ -58,7 +57,6 @@ pub struct DiskLog {
     pub(crate) ready: VecDeque<Done>,
     pub(crate) completions: Vec<Completion>,
     pub(crate) spare_pages: Vec<PageBuffer>,
-    pub(crate) scratch: Box<[u8; SCRATCH_BYTES]>,
     pub(crate) is_unflushed: bool,
     pub(crate) flush: Option<Flush>,
     pub(crate) health: Health,
@@ -97,7 +95,6 @@ impl DiskLog {
             ready: VecDeque::with_capacity(places),
             completions: Vec::with_capacity(crate::drive::COMPLETIONS_PER_POLL),
             spare_pages: (0..=config.table_writes_max).map(|_| PageBuffer::zeroed(PAGE_BYTES)).collect(),
-            scratch: Box::new([0; SCRATCH_BYTES]),
             is_unflushed: false,
             flush: None,
             health: Health::Available,
@@ -289,7 +286,7 @@ impl DiskLog {
         if let Some(operation) = self.operations.get(id) {
             operation.record = record;
             operation.memory = Some(memory);
-            operation.checksum = Checksum::default();
+            operation.checksum.reset();
         }
         self.submit(id);
     }

@@ -5,12 +5,11 @@
 
 use std::time::Instant;
 
-use dataplane_memory::SlotRef;
+use dataplane_memory::{PartialChecksum, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_io::{Buffer, IoErrorKind, Operation as Direction, PageBuffer, Request};
 
 use crate::ReadCheck;
-use crate::checksum::Checksum;
 use crate::format::{PAGE_BYTES, Record, RecordState};
 use crate::layout::Copy2;
 use crate::table::PageNumber;
@@ -48,7 +47,7 @@ pub(crate) struct Operation {
     /// What is written, or what a read has to find.
     pub(crate) record: Record,
     pub(crate) meta: Vec<u8>,
-    pub(crate) checksum: Checksum,
+    pub(crate) checksum: PartialChecksum,
 }
 
 /// Names an operation, not only its place.
@@ -156,7 +155,7 @@ impl Operation {
             page: None,
             record,
             meta: Vec::with_capacity(meta_bytes_max.into()),
-            checksum: Checksum::default(),
+            checksum: PartialChecksum::default(),
         }
     }
 

@@ -22,10 +22,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dataplane_fabric::{Event, Fabric};
-use dataplane_memory::SlotRef;
+use dataplane_memory::{PartialChecksum, SlotRef};
 use kvstore_block::BlockIdentity;
 
-use crate::checksum::Verifier;
 use crate::metrics::set;
 use crate::placement::Placement;
 use crate::sketch::Sketch;
@@ -57,7 +56,7 @@ pub struct RemotePool<F> {
     transfers: BTreeMap<u64, Transfer>,
     /// Blocks that are here and wait for their checksum.
     checks: VecDeque<Check>,
-    verifier: Verifier,
+    verifier: PartialChecksum,
     /// Operations that something happened to in this poll.
     touched: BTreeSet<u64>,
     replication: Replication,
@@ -98,7 +97,7 @@ impl<F: Fabric> RemotePool<F> {
             requests: BTreeMap::new(),
             transfers: BTreeMap::new(),
             checks: VecDeque::new(),
-            verifier: Verifier::default(),
+            verifier: PartialChecksum::default(),
             touched: BTreeSet::new(),
             replication,
             next_id: 1,

@@ -17,10 +17,9 @@ use std::time::{Duration, Instant};
 
 use dataplane_fabric::wait::Bell;
 use dataplane_fabric::{Event, Fabric, PeerId};
-use dataplane_memory::LeaseTable;
+use dataplane_memory::{LeaseTable, PartialChecksum};
 use kvstore_block::BlockIdentity;
 
-use crate::checksum::Verifier;
 use crate::metrics::{add, set};
 use crate::wire::{FoundBlock, Message, VERSION};
 use crate::{PoolConfig, PoolCounters, RemoteError};
@@ -60,7 +59,7 @@ pub struct PoolServer<F, B: PoolBlocks> {
     registering: HashMap<u64, Registering>,
     /// Blocks that clients reported and that wait to be looked at.
     suspected: HashSet<BlockIdentity>,
-    verifier: Verifier,
+    verifier: PartialChecksum,
     committing: HashMap<u64, Committing>,
     /// Slots of expired leases, until their client's connection has ended.
     fenced: HashMap<PeerId, Vec<Fenced<B>>>,
@@ -97,7 +96,7 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             pending_look_ups: HashMap::new(),
             registering: HashMap::new(),
             suspected: HashSet::new(),
-            verifier: Verifier::default(),
+            verifier: PartialChecksum::default(),
             committing: HashMap::new(),
             fenced: HashMap::new(),
             sessions: HashMap::new(),

@@ -76,7 +76,7 @@ pub use far::{Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, O
 pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};
 pub use kvstore_catalog::TenantId;
 pub use kvstore_plan::{BandwidthLimit, ReturnConfig, Tier as BandwidthTier};
-pub use memory::{HostBlock, NewSlot};
+pub use memory::{BlockRead, HostBlock, NewSlot};
 pub use metrics::StoreCounters;
 pub use pool::StorePool;
 pub use shared::{LoadTimes, Plan, Prompt, PromptGroup};

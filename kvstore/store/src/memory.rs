@@ -1,13 +1,13 @@
 //! The bytes of the host tier: a slab of page-aligned slots, all of them in the catalog's hands.
 //!
-//! The catalog says which slot holds which block and who reads it. This module copies bytes in and out and proves them:
-//! what is copied out is checked after the copy, so that neither the source, nor the copy, nor the slot that it went to
-//! is trusted.
+//! The catalog says which slot holds which block and who reads it. This module copies bytes in and out and proves them: the checksum is
+//! that of the bytes that were copied, taken on the way.
 
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use dataplane_checksum::{LANE_BYTES, Sum};
+use dataplane_checksum::{LANE_BYTES, Stores, Sum};
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Filling, Lease};
@@ -15,8 +15,10 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::planted::{Planted, is_planted};
 
-/// Whole lanes of the checksum.
-const CHUNK_BYTES: usize = 16 << 10;
+/// Bytes that are copied to a buffer and hashed at a time, where two checksums are taken.
+const CHUNK_BYTES: usize = 8 << 10;
+/// Blocks from this length on are copied past the caches: some of them are more than caches hold.
+const STREAMED_BYTES: usize = 64 << 10;
 /// Slots are whole pages, so that any disk can read into them and write from them.
 pub(crate) const SLOT_ALIGNMENT: usize = 4096;
 
@@ -77,18 +79,16 @@ impl HostMemory {
         if bytes > self.slab.layout().slot_bytes {
             return None;
         }
-        self.slab.copy_from(source.slab(), (source.slot(), 0), (slot, 0), bytes);
-        Some((bytes, checksum(&self.slab, slot, bytes)))
+        let mut sum = Sum::default();
+        self.slab.copy_summed(source.slab(), source.slot(), slot, bytes, &mut sum, stores(bytes));
+        Some((bytes, sum.seal(bytes as u64)))
     }
 
     /// The same from the heap.
     pub(crate) fn write(&self, slot: u32, pieces: &[bytes::Bytes]) -> u64 {
-        let mut at = 0;
-        for piece in pieces {
-            self.slab.write(slot, at, piece);
-            at += piece.len();
-        }
-        checksum(&self.slab, slot, at)
+        let mut writer = SlotWriter::default();
+        pieces.iter().for_each(|piece| writer.append(&self.slab, slot, piece));
+        writer.finish().1
     }
 
     /// Whether the block is one of those that the target's pool holds.
@@ -99,8 +99,9 @@ impl HostMemory {
     /// Copies a block out; false when what arrived is not what had been stored.
     pub(crate) fn copy_out(&self, lease: &Lease, target: &SlotRef) -> bool {
         let bytes = lease.bytes() as usize;
-        target.slab().copy_from(&self.slab, (lease.slot(), 0), (target.slot(), 0), bytes);
-        checksum(target.slab(), target.slot(), bytes) == lease.checksum() || is_planted(Planted::DamageServed)
+        let mut sum = Sum::default();
+        target.slab().copy_summed(&self.slab, lease.slot(), target.slot(), bytes, &mut sum, stores(bytes));
+        sum.seal(bytes as u64) == lease.checksum() || is_planted(Planted::DamageServed)
     }
 
     /// Whether a block in host memory is what had been stored.
@@ -112,58 +113,71 @@ impl HostMemory {
         checksum(&self.slab, slot, bytes)
     }
 
-    /// The checksum of a slot's bytes if their xxh3-64 is the `expected` one, else `None`.
+    /// The checksum of a slot's bytes if their xxh3-64 is the `expected` one, else `None`. Peers may write the slot meanwhile: both are taken
+    /// of a copy.
     pub(crate) fn checksum_if(&self, slot: u32, bytes: usize, expected: u64) -> Option<u64> {
-        let mut other = Xxh3::new();
-        let own = checksum_of_pieces(&self.slab, slot, bytes, |piece| other.update(piece));
-        (other.digest() == expected).then_some(own)
+        let (mut own, mut other, mut chunk) = (Sum::default(), Xxh3::new(), [0; CHUNK_BYTES]);
+        for at in (0..bytes).step_by(CHUNK_BYTES) {
+            let piece = &mut chunk[..CHUNK_BYTES.min(bytes - at)];
+            self.slab.read(slot, at, piece);
+            own.add((at / LANE_BYTES) as u64, piece);
+            other.update(piece);
+        }
+        (other.digest() == expected).then(|| own.seal(bytes as u64))
     }
 }
 
-/// The checksum of a slot's bytes (`dataplane-checksum`, which a GPU takes too), through a buffer that stays in the L1 cache: the
-/// slot may be written meanwhile by a peer that misbehaves, so no reference to its bytes is made.
+/// The checksum of a slot's bytes (`dataplane-checksum`, which a GPU takes too).
 fn checksum(slab: &Slab, slot: u32, bytes: usize) -> u64 {
-    checksum_of_pieces(slab, slot, bytes, |_| {})
-}
-
-/// The same, with a look at each piece of the bytes that it is taken from.
-fn checksum_of_pieces(slab: &Slab, slot: u32, bytes: usize, mut look: impl FnMut(&[u8])) -> u64 {
     let mut sum = Sum::default();
-    let mut chunk = [0; CHUNK_BYTES];
-    let mut at = 0;
-    while at < bytes {
-        let len = CHUNK_BYTES.min(bytes - at);
-        slab.read(slot, at, &mut chunk[..len]);
-        sum.add((at / LANE_BYTES) as u64, &chunk[..len]);
-        look(&chunk[..len]);
-        at += len;
-    }
+    slab.add_to_sum(slot, 0, bytes, &mut sum);
     sum.seal(bytes as u64)
 }
 
-/// A check of a held block that goes on by a bounded piece at a time.
-#[derive(Default)]
-pub(crate) struct BlockCheck {
-    sum: Sum,
-    at: usize,
+fn stores(block_bytes: usize) -> Stores {
+    if block_bytes < STREAMED_BYTES { Stores::Cached } else { Stores::Streaming }
 }
 
-impl BlockCheck {
-    /// Goes on with the block; takes what it reads off the budget. Whether the block is what had been stored, once all of it
-    /// was read.
-    pub(crate) fn advance(&mut self, block: &HostBlock, budget: &mut usize) -> Option<bool> {
-        let mut chunk = [0; CHUNK_BYTES];
-        while self.at < block.len() {
-            if *budget == 0 {
-                return None;
+/// Bytes that go into a slot one after the other, and their checksum.
+#[derive(Debug, Default)]
+struct SlotWriter {
+    at: usize,
+    sum: Sum,
+    /// The bytes of the last lane so far, if it is not whole.
+    lane: [u8; LANE_BYTES],
+}
+
+impl SlotWriter {
+    fn append(&mut self, slab: &Slab, slot: u32, mut bytes: &[u8]) {
+        let open = self.at % LANE_BYTES;
+        if open > 0 {
+            let now;
+            (now, bytes) = bytes.split_at(bytes.len().min(LANE_BYTES - open));
+            self.begin_lane(slab, slot, now);
+            if !self.at.is_multiple_of(LANE_BYTES) {
+                return;
             }
-            let len = CHUNK_BYTES.min(block.len() - self.at);
-            block.memory.slab.read(block.lease.slot(), self.at, &mut chunk[..len]);
-            self.sum.add((self.at / LANE_BYTES) as u64, &chunk[..len]);
-            self.at += len;
-            *budget = budget.saturating_sub(len);
+            self.sum.add((self.at / LANE_BYTES - 1) as u64, &self.lane);
         }
-        Some(self.sum.seal(block.len() as u64) == block.lease.checksum())
+        let (lanes, rest) = bytes.split_at(bytes.len() - bytes.len() % LANE_BYTES);
+        slab.write_summed(slot, self.at, lanes, &mut self.sum, stores(slab.layout().slot_bytes));
+        self.at += lanes.len();
+        self.begin_lane(slab, slot, rest);
+    }
+
+    /// Writes bytes of a lane that is summed later.
+    fn begin_lane(&mut self, slab: &Slab, slot: u32, bytes: &[u8]) {
+        let open = self.at % LANE_BYTES;
+        self.lane[open..open + bytes.len()].copy_from_slice(bytes);
+        slab.write(slot, self.at, bytes);
+        self.at += bytes.len();
+    }
+
+    /// How many bytes were written, and their checksum.
+    fn finish(mut self) -> (usize, u64) {
+        let open = self.at % LANE_BYTES;
+        self.sum.add((self.at / LANE_BYTES) as u64, &self.lane[..open]);
+        (self.at, self.sum.seal(self.at as u64))
     }
 }
 
@@ -173,13 +187,12 @@ impl BlockCheck {
 pub struct NewSlot {
     filling: Filling,
     memory: Arc<HostMemory>,
-    bytes: usize,
-    sum: Sum,
+    writer: SlotWriter,
 }
 
 impl NewSlot {
     pub(crate) fn new(filling: Filling, memory: Arc<HostMemory>) -> Self {
-        Self { filling, memory, bytes: 0, sum: Sum::default() }
+        Self { filling, memory, writer: SlotWriter::default() }
     }
 
     /// Bytes that it has room for.
@@ -192,37 +205,13 @@ impl NewSlot {
     /// block is read. False, and the slot is of no use, when there is no room for all of them. To be called once.
     #[must_use]
     pub fn fill<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) -> bool {
-        let (mut chunk, mut len) = ([0; CHUNK_BYTES], 0);
-        for mut piece in pieces {
-            if self.bytes + len + piece.len() > self.room() {
+        for piece in pieces {
+            if self.writer.at + piece.len() > self.room() {
                 return false;
             }
-            while !piece.is_empty() {
-                if len == 0 && piece.len() >= CHUNK_BYTES {
-                    let (now, later) = piece.split_at(CHUNK_BYTES);
-                    self.append(now);
-                    piece = later;
-                    continue;
-                }
-                let (now, later) = piece.split_at(piece.len().min(CHUNK_BYTES - len));
-                chunk[len..len + now.len()].copy_from_slice(now);
-                len += now.len();
-                piece = later;
-                if len == CHUNK_BYTES {
-                    self.append(&chunk);
-                    len = 0;
-                }
-            }
+            self.writer.append(&self.memory.slab, self.filling.slot(), piece);
         }
-        self.append(&chunk[..len]);
         true
-    }
-
-    /// Appends bytes; all but the last ones are whole chunks.
-    fn append(&mut self, bytes: &[u8]) {
-        self.sum.add((self.bytes / LANE_BYTES) as u64, bytes);
-        self.memory.slab.write(self.filling.slot(), self.bytes, bytes);
-        self.bytes += bytes.len();
     }
 
     /// The slot itself, for whoever writes it without [`NewSlot::fill`].
@@ -237,7 +226,8 @@ impl NewSlot {
 
     /// The slot, its bytes and their checksum.
     pub(crate) fn into_parts(self) -> (Filling, usize, u64) {
-        (self.filling, self.bytes, self.sum.seal(self.bytes as u64))
+        let (bytes, checksum) = self.writer.finish();
+        (self.filling, bytes, checksum)
     }
 }
 
@@ -304,11 +294,10 @@ impl HostBlock {
         start == *bytes
     }
 
-    /// Hands its bytes to `take` in pieces of 16 KiB and a last one; false when they are not what had been stored, and what
-    /// was handed over is of no use. What is verified is the copy that `take` sees. Allocates nothing.
+    /// Reads it from its start, with its checksum.
     #[must_use]
-    pub fn read_verified(&self, take: impl FnMut(&[u8])) -> bool {
-        checksum_of_pieces(&self.memory.slab, self.lease.slot(), self.len(), take) == self.lease.checksum()
+    pub fn read(&self) -> BlockRead<'_> {
+        BlockRead { block: self, at: 0, sum: Sum::default(), lane: [0; LANE_BYTES] }
     }
 
     /// Its bytes, or `None` when they are not what had been stored.
@@ -317,5 +306,89 @@ impl HostBlock {
         let mut bytes = vec![0; self.len()];
         self.memory.slab.read(self.lease.slot(), 0, &mut bytes);
         (dataplane_checksum::checksum(&bytes) == self.lease.checksum()).then_some(bytes)
+    }
+}
+
+/// A held block that is read from its start. What is verified at the end are the bytes that were given out. Allocates nothing.
+#[derive(Debug)]
+pub struct BlockRead<'a> {
+    block: &'a HostBlock,
+    at: usize,
+    sum: Sum,
+    /// The bytes of the last lane so far, if it is not whole.
+    lane: [u8; LANE_BYTES],
+}
+
+impl BlockRead<'_> {
+    /// The next bytes, whole lanes behind whole lanes; `None`, and nothing is read, when fewer are left.
+    #[must_use]
+    pub fn next<const BYTES: usize>(&mut self) -> Option<[u8; BYTES]> {
+        const { assert!(BYTES.is_multiple_of(LANE_BYTES)) };
+        let mut bytes = [0; BYTES];
+        if self.left() < BYTES || !self.at.is_multiple_of(LANE_BYTES) {
+            return None;
+        }
+        self.block.memory.slab.read(self.block.lease.slot(), self.at, &mut bytes);
+        self.sum.add((self.at / LANE_BYTES) as u64, &bytes);
+        self.at += BYTES;
+        Some(bytes)
+    }
+
+    /// Copies the next bytes; false, and nothing is copied, when fewer are left.
+    #[must_use]
+    pub fn copy(&mut self, target: &mut [MaybeUninit<u8>]) -> bool {
+        if self.left() < target.len() {
+            return false;
+        }
+        let open = self.at % LANE_BYTES;
+        let rest_of_lane = if open == 0 { 0 } else { (LANE_BYTES - open).min(target.len()) };
+        let (first, target) = target.split_at_mut(rest_of_lane);
+        self.copy_part(first);
+        let (lanes, last) = target.split_at_mut(target.len() - target.len() % LANE_BYTES);
+        if !lanes.is_empty() {
+            let (slab, stores) = (&self.block.memory.slab, stores(self.block.len()));
+            slab.read_summed(self.block.lease.slot(), self.at, lanes, &mut self.sum, stores);
+            self.at += lanes.len();
+        }
+        self.copy_part(last);
+        true
+    }
+
+    /// Copies a part of a lane, which is summed when it is whole.
+    fn copy_part(&mut self, target: &mut [MaybeUninit<u8>]) {
+        let open = self.at % LANE_BYTES;
+        let part = &mut self.lane[open..open + target.len()];
+        self.block.memory.slab.read(self.block.lease.slot(), self.at, part);
+        for (target, byte) in target.iter_mut().zip(part) {
+            target.write(*byte);
+        }
+        self.at += target.len();
+        if !target.is_empty() && self.at.is_multiple_of(LANE_BYTES) {
+            self.sum.add((self.at / LANE_BYTES - 1) as u64, &self.lane);
+        }
+    }
+
+    fn left(&self) -> usize {
+        self.block.len() - self.at
+    }
+
+    /// Whether it is what had been stored; reads what is left of it.
+    #[must_use]
+    pub fn is_intact(mut self) -> bool {
+        let open = self.at % LANE_BYTES;
+        if open > 0 {
+            let mut rest = [MaybeUninit::uninit(); LANE_BYTES];
+            let rest_of_lane = (LANE_BYTES - open).min(self.left());
+            self.copy_part(&mut rest[..rest_of_lane]);
+        }
+        let open = self.at % LANE_BYTES;
+        let (slab, slot) = (&self.block.memory.slab, self.block.lease.slot());
+        if open > 0 {
+            // The block ends within this lane.
+            self.sum.add((self.at / LANE_BYTES) as u64, &self.lane[..open]);
+        } else {
+            slab.add_to_sum(slot, self.at, self.left(), &mut self.sum);
+        }
+        self.sum.seal(self.block.len() as u64) == self.block.lease.checksum()
     }
 }

@@ -1,6 +1,10 @@
 //! Bytes of slots that the CPU can reach, in and out. Other processes may write them at any time: so everything here copies
 //! through raw pointers, and the one function that gives out a reference is unsafe.
 
+use std::mem::MaybeUninit;
+
+use dataplane_checksum::{LANE_BYTES, Stores, Sum};
+
 use super::Slab;
 use crate::copy;
 
@@ -18,6 +22,55 @@ impl Slab {
         let source = self.address(slot, offset, bytes.len());
         // SAFETY: as in `write`, the other way round.
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Adds bytes of a slot to the sum of what begins at the slot's start; panics unless `offset` is a whole number of lanes.
+    pub fn add_to_sum(&self, slot: u32, offset: usize, bytes: usize, sum: &mut Sum) {
+        let source = self.address(slot, offset, bytes);
+        // SAFETY: `address` checked the range.
+        unsafe { sum.add_shared(lane(offset), source.as_ptr(), bytes) };
+    }
+
+    /// Copies bytes of a slot out and adds what was copied, as [`Self::add_to_sum`] does.
+    pub fn read_summed(
+        &self,
+        slot: u32,
+        offset: usize,
+        target: &mut [MaybeUninit<u8>],
+        sum: &mut Sum,
+        stores: Stores,
+    ) {
+        let source = self.address(slot, offset, target.len());
+        // SAFETY: `address` checked the range; the target is a live slice of the caller's alone.
+        unsafe {
+            sum.add_copied(lane(offset), source.as_ptr(), target.as_mut_ptr().cast(), target.len(), stores);
+        }
+    }
+
+    /// Copies `bytes` into a slot and adds them, as [`Self::add_to_sum`] does.
+    pub fn write_summed(&self, slot: u32, offset: usize, bytes: &[u8], sum: &mut Sum, stores: Stores) {
+        let target = self.address(slot, offset, bytes.len());
+        // SAFETY: as in `read_summed`, the other way round.
+        unsafe {
+            sum.add_copied(lane(offset), bytes.as_ptr(), target.as_ptr(), bytes.len(), stores);
+        }
+    }
+
+    /// Copies the start of a slot of `source` to the start of a slot of another slab, and adds what was copied.
+    pub fn copy_summed(
+        &self,
+        source: &Slab,
+        from: u32,
+        to: u32,
+        bytes: usize,
+        sum: &mut Sum,
+        stores: Stores,
+    ) {
+        let from = source.address(from, 0, bytes);
+        let to = self.address(to, 0, bytes);
+        assert!(from.addr().get().abs_diff(to.addr().get()) >= bytes, "slots of two slabs are apart");
+        // SAFETY: both ranges were checked and are apart.
+        unsafe { sum.add_copied(0, from.as_ptr(), to.as_ptr(), bytes, stores) };
     }
 
     /// Copies `len` bytes from a slot of `source` into a slot of this slab; panics when either range is outside.
@@ -98,4 +151,9 @@ impl Slab {
         // caller upholds that nobody writes it.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
+}
+
+fn lane(offset: usize) -> u64 {
+    assert!(offset.is_multiple_of(LANE_BYTES), "{offset} is no whole number of lanes");
+    (offset / LANE_BYTES) as u64
 }

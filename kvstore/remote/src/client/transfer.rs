@@ -16,6 +16,7 @@ use super::fetch::{BlockState, Stage};
 use super::operation::{Operation, Purpose};
 use super::storing::PartStage;
 use crate::NodeId;
+use crate::checksum::with_identity;
 use crate::metrics::add;
 use crate::wire::{Description, Message};
 
@@ -180,8 +181,9 @@ impl<F: Fabric> RemotePool<F> {
             let Some(check) = self.checks.front() else { break };
             work += 1;
             let bytes = check.description.bytes as usize;
-            let sum = self.verifier.advance(&check.identity, &check.slot, bytes, &mut budget);
+            let sum = self.verifier.advance(&check.slot, bytes, &mut budget);
             let Some((check, sum)) = sum.and_then(|sum| Some((self.checks.pop_front()?, sum))) else { break };
+            let sum = with_identity(sum, &check.identity);
             self.checked(check, sum);
         }
         work

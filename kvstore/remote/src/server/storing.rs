@@ -11,6 +11,7 @@ use kvstore_block::BlockIdentity;
 
 use super::leases::{Fenced, Held, LeaseName};
 use super::{PoolBlocks, PoolServer, Writable};
+use crate::checksum::with_identity;
 use crate::metrics::add;
 use crate::wire::{Grant, Message, Offer};
 
@@ -182,7 +183,8 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             work += 1;
             let Offer { identity, description } = &job.offer;
             let bytes = description.bytes as usize;
-            let Some(sum) = self.verifier.advance(identity, &job.slot, bytes, &mut budget) else { break };
+            let Some(sum) = self.verifier.advance(&job.slot, bytes, &mut budget) else { break };
+            let sum = with_identity(sum, identity);
             let Some(job) = self.jobs.pop_front() else { break };
             self.verified(job, sum);
         }

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use dataplane_memory::PartialChecksum;
 use kvstore_block::BlockIdentity;
 use kvstore_remote::with_identity;
 
 use super::Outgoing;
-use crate::memory::BlockCheck;
 
 /// One of the blocks on their way out, whose number is bounded. Relaxed: the count guards no other memory.
 pub(super) struct Counted(Arc<AtomicUsize>);
@@ -43,7 +43,7 @@ pub(super) struct Offer {
 pub(super) struct OfferQueue {
     waiting: VecDeque<Box<Offer>>,
     /// Of the first of those.
-    check: BlockCheck,
+    check: PartialChecksum,
 }
 
 impl OfferQueue {
@@ -59,9 +59,9 @@ impl OfferQueue {
     /// or none where it is damaged. `None`: the budget is spent, or nothing waits.
     pub(super) fn advance(&mut self, budget: &mut usize) -> Option<(Box<Offer>, Option<u64>)> {
         let Outgoing { identity, block, .. } = &self.waiting.front()?.block;
-        let is_intact = self.check.advance(block, budget)?;
-        let checksum = with_identity(block.checksum(), identity);
-        self.check = BlockCheck::default();
+        let found = self.check.advance(block.slot(), block.len(), budget)?;
+        let is_intact = found == block.checksum();
+        let checksum = with_identity(found, identity);
         if !is_intact {
             tracing::warn!("host tier: a block is damaged and is not sent to other nodes");
         }

@@ -85,6 +85,23 @@ fn blocks_that_callers_copy_themselves_come_back_as_they_went() {
         .expect("room");
     assert_eq!(is_stored.recv_timeout(PATIENCE), Ok(true));
     assert_eq!(held[0].to_bytes(), Some(contents(&known)), "what was there stays");
+    // In pieces of any length, which cut lanes of the checksum.
+    let pattern = [1_usize, 7, 8, 13, 64, 3, 500, 2, 129];
+    for start in 0..pattern.len() {
+        let mut read = held[0].read();
+        assert_eq!(read.next::<8>().as_ref().map(|bytes| &bytes[..]), Some(&contents(&known)[..8]));
+        let (mut copied, mut lengths) = (contents(&known)[..8].to_vec(), pattern[start..].iter().cycle());
+        while copied.len() < held[0].len() - start {
+            let len = (*lengths.next().expect("a cycle")).min(held[0].len() - start - copied.len());
+            let mut piece = vec![std::mem::MaybeUninit::new(0xEE); len];
+            assert!(read.copy(&mut piece));
+            // SAFETY: all of them were written above.
+            copied.extend(piece.iter().map(|byte| unsafe { byte.assume_init() }));
+        }
+        assert!(!read.copy(&mut vec![std::mem::MaybeUninit::new(0); start + 1]), "more than there is");
+        assert_eq!(copied, contents(&known)[..held[0].len() - start]);
+        assert!(read.is_intact(), "but for the last {start} bytes");
+    }
     drop(held);
     assert_eq!(rig.store.leased_slots(), 1, "the one that is too long for its slot");
 }
