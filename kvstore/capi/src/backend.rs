@@ -69,6 +69,19 @@ pub trait Backend: Send + Sync + 'static {
         payload: &Source,
     ) -> Result<PutOutcome, BackendError>;
 
+    /// Stores blocks without meta, in order, each as [`Backend::put`] does; how many are stored or were there.
+    ///
+    /// # Errors
+    /// As for [`Backend::put`]; blocks before may have been stored.
+    fn put_all(&self, blocks: &[NewBlock]) -> Result<usize, BackendError> {
+        let mut stored = 0;
+        for NewBlock { identity, place, payload } in blocks {
+            let outcome = self.put(identity, *place, &Source::nothing(), payload)?;
+            stored += usize::from(outcome != PutOutcome::Throttled);
+        }
+        Ok(stored)
+    }
+
     /// Forgets a block; tells whether it was there. One that is on its way between two tiers is forgotten too, and may
     /// count as one that was not.
     ///
@@ -81,6 +94,17 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Ends what is under way and lets go of files. Calls that are inside fail; there are none afterwards.
     fn close(&self) {}
+}
+
+/// A block that is to be stored.
+#[derive(Debug)]
+pub struct NewBlock {
+    /// Its name.
+    pub identity: Identity,
+    /// Where it stands.
+    pub place: ChainPlace,
+    /// Its bytes.
+    pub payload: Source,
 }
 
 /// What became of a block that was to be read.

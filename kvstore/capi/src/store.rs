@@ -1,23 +1,23 @@
 //! The product's store behind this interface: host memory over a disk.
 //!
 //! Calls wait on the calling thread for the store's own, which copies and moves. Blocks of a chain are evicted from its end; one
-//! whose chain the caller does not tell stands for itself. A `put` copies a block twice (out of the caller's memory,
-//! and into a slot), because the store may still hold it when the call was given up; a `get` copies it through a buffer in
-//! the L1 cache, in which it is verified.
+//! whose chain the caller does not tell stands for itself. Both a `put` and a `get` copy a block once and take its checksum on the way;
+//! a `put` for which memory has no free slot copies it twice, because the store may still hold it when the call was given up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_store::{Description, HostBlock, LoadTimes, Store, TenantId};
 
 use crate::backend::{
-    Backend, BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, PutOutcome, Statistics,
+    Backend, BackendError, ChainPlace, GetOutcome, Identity, LoadReport, Loaded, NewBlock, PutOutcome,
+    Statistics,
 };
 use crate::buffers::{Destination, Source};
 use crate::format::{META_BYTES_MAX, Unpacked, head, is_block, pack, unpack};
-use crate::turns::Turns;
+use crate::turns::{Turn, Turns};
 
 /// Wait for the disk where the caller has set no deadline. Blocks that have not come by then are misses.
 pub(crate) const READ_MAX: Duration = Duration::from_secs(10);
@@ -200,6 +200,89 @@ impl Condition {
     }
 }
 
+/// A put after its first half.
+enum BegunPut {
+    Over(PutOutcome),
+    /// The store's thread tells whether memory has the block.
+    UnderWay(Receiver<bool>),
+    /// No slot of memory is free at the moment: the store's thread makes room.
+    NoSlot,
+}
+
+impl StoreBackend {
+    fn check_size(&self, meta: &Source, payload: &Source) -> Result<(), BackendError> {
+        for (what, source, bytes_max) in
+            [("a meta", meta, META_BYTES_MAX), ("a payload", payload, self.payload_bytes_max)]
+        {
+            if source.len() > bytes_max {
+                return Err(BackendError::TooLarge { what, bytes: source.len(), bytes_max });
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a block into memory and hands it to the store; without a free slot `needs_slot` says whether it goes there by another copy. The
+    /// caller has the block's turn.
+    fn begin_put(
+        &self,
+        identity: &Identity,
+        place: ChainPlace,
+        (meta, payload): (&Source, &Source),
+        needs_slot: bool,
+    ) -> Result<BegunPut, BackendError> {
+        let throttled = || Ok(BegunPut::Over(self.throttled()));
+        if self.is_there_to_use(identity) {
+            return Ok(BegunPut::Over(PutOutcome::Present));
+        }
+        let (done, is_stored) = sync_channel(1);
+        let done = move |stored| {
+            // Whoever asked may have given up.
+            let _gone = done.send(stored);
+        };
+        let (block, description) = (BlockIdentity(*identity), place.description());
+        let taken = match self.store.reserve(description.tenant) {
+            Some(mut slot) => {
+                // No memory for a copy is no room.
+                let Ok(head) = head(meta, 0) else { return throttled() };
+                if !slot.fill(std::iter::once(head.as_slice()).chain(payload.pieces())) {
+                    return throttled();
+                }
+                self.store.put_slot(block, description, slot, done)
+            }
+            None if needs_slot => return Ok(BegunPut::NoSlot),
+            None => {
+                let Ok(bytes) = pack(meta, payload) else { return throttled() };
+                self.store.put(block, description, vec![bytes.into()], done)
+            }
+        };
+        match taken {
+            Ok(()) => Ok(BegunPut::UnderWay(is_stored)),
+            Err(_) if self.store.is_alive() => throttled(),
+            Err(_) => Err(failed("put", "the store has stopped")),
+        }
+    }
+
+    /// Waits until memory has the block, or has refused it.
+    fn end_put(&self, turn: Turn<'_>, is_stored: &Receiver<bool>) -> Result<PutOutcome, BackendError> {
+        let is_stored = self.answer("put", is_stored)?;
+        drop(turn);
+        if !is_stored {
+            return Ok(self.throttled());
+        }
+        count(&self.counters.stored);
+        Ok(PutOutcome::Stored)
+    }
+
+    /// The same for several; how many memory has.
+    fn end_puts(&self, under_way: &mut Vec<(Turn<'_>, Receiver<bool>)>) -> Result<usize, BackendError> {
+        let mut stored = 0;
+        for (turn, is_stored) in under_way.drain(..) {
+            stored += usize::from(self.end_put(turn, &is_stored)? == PutOutcome::Stored);
+        }
+        Ok(stored)
+    }
+}
+
 impl Backend for StoreBackend {
     fn matched(&self, identities: &[Identity]) -> Result<usize, BackendError> {
         Ok(identities.iter().take_while(|identity| self.is_there(identity)).count())
@@ -270,47 +353,46 @@ impl Backend for StoreBackend {
         meta: &Source,
         payload: &Source,
     ) -> Result<PutOutcome, BackendError> {
-        for (what, source, bytes_max) in
-            [("a meta", meta, META_BYTES_MAX), ("a payload", payload, self.payload_bytes_max)]
-        {
-            if source.len() > bytes_max {
-                return Err(BackendError::TooLarge { what, bytes: source.len(), bytes_max });
-            }
+        self.check_size(meta, payload)?;
+        let turn = self.turns.take(identity);
+        match self.begin_put(identity, place, (meta, payload), false)? {
+            BegunPut::Over(outcome) => Ok(outcome),
+            BegunPut::UnderWay(is_stored) => self.end_put(turn, &is_stored),
+            BegunPut::NoSlot => unreachable!("a block goes in without a slot"),
         }
-        let _turn = self.turns.take(identity);
-        if self.is_there_to_use(identity) {
-            return Ok(PutOutcome::Present);
-        }
-        let (done, is_stored) = sync_channel(1);
-        let done = move |stored| {
-            // Whoever asked may have given up.
-            let _gone = done.send(stored);
-        };
-        let (block, description) = (BlockIdentity(*identity), place.description());
-        let taken = match self.store.reserve(description.tenant) {
-            Some(mut slot) => {
-                // No memory for a copy is no room.
-                let Ok(head) = head(meta, 0) else { return Ok(self.throttled()) };
-                if !slot.fill(std::iter::once(head.as_slice()).chain(payload.pieces())) {
-                    return Ok(self.throttled());
+    }
+
+    fn put_all(&self, blocks: &[NewBlock]) -> Result<usize, BackendError> {
+        let (mut stored, mut under_way, mut failure) = (0, Vec::with_capacity(blocks.len()), None);
+        for NewBlock { identity, place, payload } in blocks {
+            let turn = match self.turns.try_take(identity) {
+                Some(turn) => turn,
+                None => {
+                    stored += self.end_puts(&mut under_way)?;
+                    self.turns.take(identity)
                 }
-                self.store.put_slot(block, description, slot, done)
+            };
+            let meta = Source::nothing();
+            let begin = |needs_slot| self.begin_put(identity, *place, (&meta, payload), needs_slot);
+            let mut begun = self.check_size(&meta, payload).and_then(|()| begin(!under_way.is_empty()));
+            if let Ok(BegunPut::NoSlot) = begun {
+                // When those before it are in, the store's thread has made room.
+                stored += self.end_puts(&mut under_way)?;
+                begun = begin(false);
             }
-            None => {
-                let Ok(bytes) = pack(meta, payload) else { return Ok(self.throttled()) };
-                self.store.put(block, description, vec![bytes.into()], done)
+            match begun {
+                Ok(BegunPut::Over(outcome)) => stored += usize::from(outcome != PutOutcome::Throttled),
+                Ok(BegunPut::UnderWay(is_stored)) => under_way.push((turn, is_stored)),
+                Ok(BegunPut::NoSlot) => unreachable!("a block goes in without a slot"),
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
             }
-        };
-        let is_stored = match taken {
-            Ok(()) => self.answer("put", &is_stored)?,
-            Err(_) if self.store.is_alive() => false,
-            Err(_) => return Err(failed("put", "the store has stopped")),
-        };
-        if !is_stored {
-            return Ok(self.throttled());
         }
-        count(&self.counters.stored);
-        Ok(PutOutcome::Stored)
+        // Those before one that failed are waited for all the same.
+        stored += self.end_puts(&mut under_way)?;
+        failure.map_or(Ok(stored), Err)
     }
 
     fn delete(&self, identity: &Identity) -> Result<bool, BackendError> {

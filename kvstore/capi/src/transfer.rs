@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backend::{Backend, ChainPlace, Identity, LoadReport, Loaded, PutOutcome};
+use crate::backend::{Backend, ChainPlace, Identity, LoadReport, Loaded, NewBlock};
 use crate::buffers::{Destination, Source};
 use crate::operation::{Outcome, by_store};
 use crate::registry::InUse;
@@ -208,16 +208,15 @@ impl Transfer {
     /// # Safety
     /// As for [`Self::carry_out`].
     unsafe fn save(&self, piece: Range<usize>, backend: &dyn Backend) -> Result<usize, Failure> {
-        let (mut saved, mut buffers) = (0, Vec::new());
-        for at in piece {
+        let mut buffers = Vec::new();
+        let blocks = piece.map(|at| {
             let ranges = self.what.tensors.ranges(self.what.blocks[at], &mut buffers)?;
             // SAFETY: readable and not written to for the time of this call, by the contract of this function.
             let payload = unsafe { Source::new(ranges) };
-            let put =
-                backend.put(&self.what.identities[at], self.what.place(at), &Source::nothing(), &payload)?;
-            saved += usize::from(put != PutOutcome::Throttled);
-        }
-        Ok(saved)
+            Ok(NewBlock { identity: self.what.identities[at], place: self.what.place(at), payload })
+        });
+        let blocks = blocks.collect::<Result<Vec<_>, Failure>>()?;
+        Ok(backend.put_all(&blocks)?)
     }
 
     /// Reads the piece's blocks; tells which came, and from where.

@@ -34,6 +34,11 @@ impl Turns {
         Turn { turns: self, identity: *identity }
     }
 
+    /// The same without waiting: whoever has a turn must not wait for another, lest two wait for each other.
+    pub(crate) fn try_take(&self, identity: &Identity) -> Option<Turn<'_>> {
+        self.busy().insert(*identity).then(|| Turn { turns: self, identity: *identity })
+    }
+
     fn busy(&self) -> MutexGuard<'_, HashSet<Identity>> {
         // Nothing panics while it is held.
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
