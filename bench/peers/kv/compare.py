@@ -6,9 +6,9 @@ what the machine gives, and beside LMCache where it can be had.
         [--sizes 64,256,1024,8192] [--mebibytes 256] [--rounds 5] [--smoke]
 
 Sizes are KiB of a block; a transfer moves all blocks of a round at once. GB/s of blocks from the submission to the completion, GB for each
-second of processor time of this process, and the rate as a share of the limit, which is measured in turn: one thread's memcpy for memory,
-four threads that read as many bytes past the page cache for the disk. Medians of the rounds. Every block is compared with what was saved
-before it is timed. The pool is a process of its own (`kvasir store`), whose processor time is not counted. LMCache runs as its script says
+second of processor time of this process, how often the process reads each byte for a checksum (a copy that is summed on the way counts), and
+the rate as a share of the limit, which is measured in turn: one thread's memcpy for memory, four threads that read as many bytes past the
+page cache for the disk. Medians of the rounds. Every block is compared with what was saved before it is timed. The pool is a process of its own (`kvasir store`), whose processor time is not counted. LMCache runs as its script says
 (lmcache_side.py); its packages, in a folder, for a Python with torch (--lmcache-python):
     pip install --target FOLDER --no-deps lmcache==0.5.6 sortedcontainers==2.4.0 aiofile==3.12.3 caio==0.12.10
 """
@@ -33,6 +33,7 @@ from kvasir_kv.library import Library, Memory, Operation, Plane, Store  # noqa: 
 
 READERS = 4
 PIECE = 1 << 20
+WARM_UP = 4
 
 
 class Tensors:
@@ -100,19 +101,21 @@ class Bench:
         assert self.target.memory[:] == self.source.memory[:], "other bytes came back"
         ctypes.memset(self.target.start, 0x5A, self.bytes)
 
-    def row(self, what, rounds, limit):
+    def row(self, what, store, rounds, limit):
         """`rounds` gives a round's work, untimed preparation included in the making of it."""
-        rates, shares = [], []
+        rates, shares, passes = [], [], []
         for round in range(self.options.rounds):
             work = rounds(round)
             alone = limit()
+            before = store.statistics()["checksummed_bytes"]
             rates.append(self.timed(work))
+            passes.append((store.statistics()["checksummed_bytes"] - before) / self.bytes)
             shares.append(rates[-1][0] / alone)
         rate, per_second = (statistics.median(column) for column in zip(*rates))
         share = statistics.median(shares)
         spread = f"{min(shares):.2f}-{max(shares):.2f}"
-        print(f"  {self.block_bytes >> 10:>5} KiB  {what:<22} {rate:7.2f} GB/s  {per_second:6.2f} GB/CPU s  {share:5.2f} of the limit ({spread})", flush=True)
-        return {"block_kib": self.block_bytes >> 10, "what": what, "gb_per_s": rate, "gb_per_cpu_s": per_second, "share": share}
+        print(f"  {self.block_bytes >> 10:>5} KiB  {what:<22} {rate:7.2f} GB/s  {per_second:6.2f} GB/CPU s  {statistics.median(passes):5.2f} checksums  {share:5.2f} of the limit ({spread})", flush=True)
+        return {"block_kib": self.block_bytes >> 10, "what": what, "gb_per_s": rate, "gb_per_cpu_s": per_second, "share": share, "checksums": statistics.median(passes)}
 
     def host(self):
         with self.open(2 * self.bytes + (64 << 20)) as store:
@@ -123,9 +126,9 @@ class Bench:
             # The memory of all slots is there.
             for generation in (1, 2, 3):
                 assert self.move(store, Operation.SAVE, source, generation) == self.blocks
-            yield self.row("saved", lambda round: lambda: self.move(store, Operation.SAVE, source, 4 + round), self.memcpy)
+            yield self.row("saved", store, lambda round: lambda: self.move(store, Operation.SAVE, source, 4 + round), self.memcpy)
             generation = 3 + self.options.rounds
-            yield self.row("loaded, host memory", lambda _: lambda: self.move(store, Operation.LOAD, target, generation), self.memcpy)
+            yield self.row("loaded, host memory", store, lambda _: lambda: self.move(store, Operation.LOAD, target, generation), self.memcpy)
 
     def disk(self):
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.options.folder))
@@ -159,7 +162,7 @@ class Bench:
             plain = folder / "plain"
             plain.write_bytes(self.source.memory[:])
             before = store.statistics()["disk_read"]
-            row = self.row("loaded, disk", lambda _: lambda: self.move(store, Operation.LOAD, target, 7), lambda: self.plain_reads(plain))
+            row = self.row("loaded, disk", store, lambda _: lambda: self.move(store, Operation.LOAD, target, 7), lambda: self.plain_reads(plain))
             from_disk = (store.statistics()["disk_read"] - before) / self.options.rounds / self.blocks
             assert from_disk > 0.5 or self.options.smoke, f"{from_disk:.2f} of the blocks came from the disk"
             yield row
@@ -211,18 +214,20 @@ class Bench:
             two.observe_prefill(1000, 0, 100.0)
 
             def prepare(round):
-                generation = 100 + round
+                generation = 100 + WARM_UP + round
                 assert self.move(one, Operation.SAVE, source, generation) == self.blocks
-                wanted = (round + 2) * self.blocks
+                wanted = (round + 1 + WARM_UP) * self.blocks
                 deadline = time.monotonic() + 60
                 while one.statistics()["far_written"] < wanted:
                     assert time.monotonic() < deadline, one.statistics()
                     time.sleep(0.005)
                 return lambda: self.fetch_and_load(two, target, generation)
 
-            assert prepare(-1)() == self.blocks
-            self.check()
-            yield self.row("fetched and loaded", prepare, self.memcpy)
+            # The memory of all slots is there after some rounds, here and in the pool.
+            for round in range(-WARM_UP, 0):
+                assert prepare(round)() == self.blocks
+                self.check()
+            yield self.row("fetched and loaded", two, prepare, self.memcpy)
 
     def fetch_and_load(self, store, target, generation):
         self.numbers += 1

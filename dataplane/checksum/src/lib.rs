@@ -35,6 +35,8 @@
 
 #![deny(unsafe_code)]
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// Bytes of a lane.
 pub const LANE_BYTES: usize = 8;
 
@@ -122,6 +124,15 @@ impl Sum {
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ mixed >> 31
     }
+}
+
+/// Bytes whose checksums were taken by processors in this process. Relaxed: it guards no other memory.
+static CHECKSUMMED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes whose checksums were taken by processors in this process so far: how often each byte is read for its checksum can be told from it.
+#[must_use]
+pub fn checksummed_bytes() -> u64 {
+    CHECKSUMMED_BYTES.load(Ordering::Relaxed)
 }
 
 /// The checksum of a slot.

@@ -5,7 +5,9 @@
 
 #![allow(unsafe_code)]
 
-use crate::{LANE_BYTES, POSITION_STEP, Stores, WIDTH, mix_at, position};
+use std::sync::atomic::Ordering;
+
+use crate::{CHECKSUMMED_BYTES, LANE_BYTES, POSITION_STEP, Stores, WIDTH, mix_at, position};
 
 /// Bytes that are worked on side by side: two cache lines.
 const CHUNK_BYTES: usize = WIDTH * LANE_BYTES;
@@ -18,6 +20,7 @@ type Chunk = [u64; WIDTH];
 /// They can be read.
 #[inline]
 pub(crate) unsafe fn sum(first_lane: u64, source: *const u8, bytes: usize) -> u64 {
+    CHECKSUMMED_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
     #[cfg(target_arch = "x86_64")]
     {
         if x86::has_avx512() {
@@ -44,6 +47,7 @@ pub(crate) unsafe fn copy(
     bytes: usize,
     stores: Stores,
 ) -> u64 {
+    CHECKSUMMED_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
     #[cfg(target_arch = "x86_64")]
     {
         let streams = stores == Stores::Streaming && target.addr().is_multiple_of(x86::LINE_BYTES);

@@ -290,6 +290,7 @@ typedef struct kvasir_kv_statistics {
     uint64_t prefetched;     /* blocks brought into memory because their conversations were likely to go on */
     uint64_t prefetch_used;  /* of those, blocks whose conversations did */
     uint64_t prefetch_wasted; /* of those, blocks whose conversations did not in time */
+    uint64_t checksummed_bytes; /* bytes whose checksums processors have taken, in all stores of the process */
 } kvasir_kv_statistics;
 
 /*

@@ -214,6 +214,8 @@ pub struct Statistics {
     pub prefetch_used: u64,
     /// Of those, blocks whose conversations did not in time.
     pub prefetch_wasted: u64,
+    /// Bytes whose checksums processors have taken in this process.
+    pub checksummed_bytes: u64,
 }
 
 /// A call that failed.

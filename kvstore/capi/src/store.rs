@@ -439,6 +439,7 @@ impl Backend for StoreBackend {
             prefetched: of("prefetched_blocks"),
             prefetch_used: of("prefetch_used_blocks"),
             prefetch_wasted: of("prefetch_wasted_blocks"),
+            checksummed_bytes: dataplane_checksum::checksummed_bytes(),
         }
     }
 

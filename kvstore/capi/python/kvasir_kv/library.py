@@ -304,6 +304,7 @@ class _Statistics(ctypes.Structure):
             "prefetched",
             "prefetch_used",
             "prefetch_wasted",
+            "checksummed_bytes",
         )
     ]
 

@@ -68,7 +68,7 @@ pub(crate) fn open(
     let host = HostTier {
         // `Settings::parse` has seen to it that it is a number of slots.
         slots: u32::try_from(settings.host_tier.capacity.0 / slot_bytes).map_err(|error| failed(&error))?,
-        pages: PageSize::Standard,
+        pages: PageSize::HugeIfAvailable,
         eviction: policy(settings.host_tier.eviction),
     };
     let block_bytes = payload_bytes_max + HEAD_BYTES_MAX;
