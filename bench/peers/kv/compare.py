@@ -1,15 +1,16 @@
 """Blocks of host tensors through the C interface: saved, and loaded from host memory, from the disk and from a pool on this host, beside
-what the machine gives, and beside LMCache where it can be had.
+what the machine gives, and beside LMCache and the disk tier of vLLM's own offloading where they can be had.
 
     cargo build --profile capi -p kvstore-capi
-    python3 bench/peers/kv/compare.py target/capi/libkvasir_kv.so [--kvasir target/release/kvasir] [--lmcache FOLDER] [--folder DIR]
-        [--sizes 64,256,1024,8192] [--mebibytes 256] [--rounds 5] [--smoke]
+    python3 bench/peers/kv/compare.py target/capi/libkvasir_kv.so [--kvasir target/release/kvasir] [--lmcache FOLDER]
+        [--vllm-python PYTHON] [--folder DIR] [--sizes 64,256,1024,8192] [--mebibytes 256] [--rounds 5] [--smoke]
 
 Sizes are KiB of a block; a transfer moves all blocks of a round at once. GB/s of blocks from the submission to the completion, GB for each
 second of processor time of this process, how often the process reads each byte for a checksum (a copy that is summed on the way counts), and
 the rate as a share of the limit, which is measured in turn: one thread's memcpy for memory, four threads that read as many bytes past the
-page cache for the disk. Medians of the rounds. Every block is compared with what was saved before it is timed. The pool is a process of its own (`kvasir store`), whose processor time is not counted. LMCache runs as its script says
-(lmcache_side.py); its packages, in a folder, for a Python with torch (--lmcache-python):
+page cache for the disk. Medians of the rounds. Every block is compared with what was saved before it is timed. The pool is a process of its
+own (`kvasir store`), whose processor time is not counted. The peers run as their scripts say (lmcache_side.py, vllm_side.py). LMCache's
+packages, in a folder, for a Python with torch (--lmcache-python):
     pip install --target FOLDER --no-deps lmcache==0.5.6 sortedcontainers==2.4.0 aiofile==3.12.3 caio==0.12.10
 """
 
@@ -236,21 +237,15 @@ class Bench:
         return self.move(store, Operation.LOAD, target, generation)
 
 
-def lmcache(options):
-    """LMCache's rows, by its script, in an environment that has it."""
-    if not options.lmcache:
-        return []
-    command = [options.lmcache_python, str(HERE / "lmcache_side.py"), "--sizes", options.sizes, "--mebibytes", str(options.mebibytes),
-               "--rounds", str(options.rounds), "--folder", options.folder]
-    environment = os.environ | {"PYTHONPATH": options.lmcache}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+def peer(name, python, script, options, environment=None):
+    """A peer's rows, by its script, in an environment that has it."""
+    command = [python, str(HERE / script), "--sizes", options.sizes, "--mebibytes", str(options.mebibytes), "--rounds", str(options.rounds),
+               "--folder", options.folder]
+    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | (environment or {}))
     if ended.returncode != 0:
-        print(f"SKIPPED LMCache: {(ended.stderr.strip().splitlines() or ['it failed'])[-1]}")
-        return []
-    rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    for row in rows:
-        print(f"  {row['block_kib']:>5} KiB  {row['what']:<22} {row['gb_per_s']:7.2f} GB/s  {row['gb_per_cpu_s']:6.2f} GB/CPU s  (LMCache)")
-    return rows
+        return print(f"SKIPPED {name}: {(ended.stderr.strip().splitlines() or ['it failed'])[-1]}")
+    for row in (json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")):
+        print(f"  {row['block_kib']:>5} KiB  {row['what']:<22} {row['gb_per_s']:7.2f} GB/s  {row['gb_per_cpu_s']:6.2f} GB/CPU s  ({name})")
 
 
 def main():
@@ -259,6 +254,7 @@ def main():
     parser.add_argument("--kvasir", default="")
     parser.add_argument("--lmcache", default="", help="a folder with LMCache's packages")
     parser.add_argument("--lmcache-python", default=sys.executable)
+    parser.add_argument("--vllm-python", default="", help="a Python that has vLLM")
     parser.add_argument("--folder", default=tempfile.gettempdir())
     parser.add_argument("--sizes", default="64,256,1024,8192")
     parser.add_argument("--mebibytes", type=int, default=256)
@@ -272,7 +268,10 @@ def main():
         for rows in (bench.host, bench.disk, bench.pool):
             for _ in rows():
                 pass
-    lmcache(options)
+    if options.lmcache:
+        peer("LMCache", options.lmcache_python, "lmcache_side.py", options, {"PYTHONPATH": options.lmcache})
+    if options.vllm_python:
+        peer("vLLM", options.vllm_python, "vllm_side.py", options)
     print("ok: all blocks came back as they were saved")
 
 
