@@ -13,10 +13,8 @@ use dataplane_memory::PageSize;
 use dataplane_tcp::{TcpConfig, TcpFabric};
 use kvstore_block::BlockLayout;
 use kvstore_catalog::PolicyKind;
-use kvstore_remote::{
-    PoolConfig, PoolCounters, PoolNode, PoolServer, PoolService, RemoteConfig, RemoteCounters, RemotePool,
-};
-use kvstore_store::far::remote::RemoteTier;
+use kvstore_remote::{PoolConfig, PoolCounters, PoolNode, PoolServer, PoolService, RemoteConfig};
+use kvstore_store::far::remote::{RemoteTier, RemoteTierConfig};
 use kvstore_store::{HostTier, Moved, Store, StoreBuilder, StoreConfig, StorePool, Survivor};
 use router_openai::CompletionRequest;
 use router_tokens::ModelText;
@@ -310,19 +308,15 @@ impl Behind {
             let server = PoolServer::new(fabric, StorePool::new(store), PoolConfig::default(), counters)?;
             self.pool = Some(PoolService::start(server, ThreadPolicy::default())?);
             let fabric = TcpFabric::new(Arc::clone(builder.slab()), None, TcpConfig::default())?;
-            let counters = Arc::new(RemoteCounters::default());
-            let mut pool = RemotePool::new(fabric, RemoteConfig::default(), counters, Instant::now())?;
-            pool.set_nodes(&[PoolNode { name: "node".to_owned(), address }], Instant::now())?;
-            let group = RemoteConfig::default().group_blocks as u32;
-            let tier = RemoteTier::start(
-                pool,
-                group,
-                layout.fingerprint(),
-                Duration::from_secs(2),
-                host_slots as usize,
-                builder.inbox(),
-                ThreadPolicy::default(),
-            )?;
+            let config = RemoteTierConfig {
+                nodes: vec![PoolNode { name: "node".to_owned(), address }],
+                group: RemoteConfig::default().group_blocks as u32,
+                replicas: 2,
+                deadline: Duration::from_secs(2),
+                fingerprint: layout.fingerprint(),
+                maps: false,
+            };
+            let (tier, _counters) = RemoteTier::open(&config, fabric, &builder, ThreadPolicy::default())?;
             builder = builder.other(Box::new(tier));
         }
         let (store, survivors) = builder.start(notify)?;

@@ -348,6 +348,7 @@ fn remote(
         replicas: tier.replicas,
         deadline: tier.deadline,
         fingerprint: blocks.fingerprint,
+        maps: settings.disk_tier.capacity.0 == 0 && settings.object_tier.url.is_empty(),
     };
     let rails = rails::open_client(settings, builder.slab(), &config.nodes)?;
     Ok(RemoteTier::open(&config, rails.bond, builder, rails::thread_policy(settings)?)?)

@@ -108,6 +108,12 @@ pub trait Fabric {
     /// host and TCP it may be that it shows none: a request that names a slot of it then ends the connection.
     fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool;
 
+    /// This peer's slab of host memory, where it is mapped into this process: slots that the peer keeps can be read in place. `None` where the
+    /// transport moves bytes.
+    fn mapped_slab(&self, _peer: PeerId) -> Option<Arc<Slab>> {
+        None
+    }
+
     /// Whether bytes can be moved between the slots of `here` (`None`: from a request itself) and this peer's slab of the
     /// kind `there`, by one of the connections to it as they are now.
     fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
@@ -174,6 +180,10 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
 
     fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
         (**self).peer_shows(peer, kind)
+    }
+
+    fn mapped_slab(&self, peer: PeerId) -> Option<Arc<Slab>> {
+        (**self).mapped_slab(peer)
     }
 
     fn reaches(&self, peer: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {

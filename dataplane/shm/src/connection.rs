@@ -3,6 +3,7 @@
 //! Hot path: `write` and `read`: one check of each range, one look at the generation, the copy. They take parts of
 //! the request by reference: to copy what the caller has just stored piece by piece in wider pieces stalls the load.
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use dataplane_fabric::handshake::{Handshakes, SocketId};
@@ -73,7 +74,7 @@ impl Connection {
 /// What a peer gave us.
 #[derive(Debug)]
 pub(crate) struct Remote {
-    slab: Slab,
+    pub(crate) slab: Arc<Slab>,
     /// What we write to the peer.
     pub(crate) outbound: Outbound,
     pub(crate) doorbell: RemoteDoorbell,
@@ -93,7 +94,7 @@ pub(crate) enum Access {
 
 impl Remote {
     pub(crate) fn attach(hello: Hello, config: &ShmConfig) -> Result<Self, ShmError> {
-        let slab = Slab::attach(hello.slab)?;
+        let slab = Arc::new(Slab::attach(hello.slab)?);
         let outbound = Outbound::attach(hello.rings)?;
         let doorbell = RemoteDoorbell::attach(hello.word, hello.eventfd)?;
         if config.populate_bytes_max > 0 {

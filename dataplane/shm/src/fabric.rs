@@ -200,6 +200,10 @@ impl Fabric for ShmFabric {
         kind == SlabKind::Host
     }
 
+    fn mapped_slab(&self, peer: PeerId) -> Option<Arc<Slab>> {
+        self.table.get(peer)?.remote.as_ref().map(|remote| Arc::clone(&remote.slab))
+    }
+
     fn connect(&mut self, address: &str) -> Result<PeerId, ConnectError> {
         if self.table.is_full() {
             return Err(ConnectError::TooMany { fabric: "shm", limit: self.config.connections_max });

@@ -56,6 +56,11 @@ impl Table {
         self.entries.get_mut(index)?.as_mut().filter(|connection| connection.peer == peer)
     }
 
+    pub(crate) fn get(&self, peer: PeerId) -> Option<&Connection> {
+        let index = (peer.0 & ((1 << INDEX_BITS) - 1)) as usize;
+        self.entries.get(index)?.as_ref().filter(|connection| connection.peer == peer)
+    }
+
     pub(crate) fn remove(&mut self, peer: PeerId) -> Option<Connection> {
         self.get_mut(peer)?;
         let index = (peer.0 & ((1 << INDEX_BITS) - 1)) as u16;

@@ -291,6 +291,11 @@ impl<F: Fabric> Fabric for Bond<F> {
         self.has_link(id, |fabric, inner| fabric.peer_shows(inner, kind))
     }
 
+    fn mapped_slab(&self, id: PeerId) -> Option<Arc<Slab>> {
+        let mut links = self.peers.get(&id).into_iter().flat_map(Peer::up_links);
+        links.find_map(|link| self.rails[link.rail].fabric.mapped_slab(link.inner))
+    }
+
     fn reaches(&self, id: PeerId, here: Option<&Arc<Slab>>, there: SlabKind) -> bool {
         self.has_link(id, |fabric, inner| fabric.reaches(inner, here, there))
     }

@@ -122,6 +122,11 @@ impl StoreBackend {
             Unpacked::TooSmall { meta_bytes, payload_bytes } if is_intact => {
                 Err(BackendError::DestinationTooSmall { meta_bytes, payload_bytes })
             }
+            _ if block.is_gone() => {
+                drop(held);
+                self.store.forget_on_host(vec![BlockIdentity(*identity)]);
+                Ok(self.missed())
+            }
             _ => {
                 count(&self.counters.damaged);
                 drop(held);

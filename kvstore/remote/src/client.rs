@@ -10,6 +10,7 @@
 
 mod events;
 mod fetch;
+mod mapped;
 mod node;
 mod operation;
 mod replicate;
@@ -30,6 +31,7 @@ use crate::placement::Placement;
 use crate::sketch::Sketch;
 use crate::{NodeId, RemoteConfig, RemoteCounters, RemoteError};
 use fetch::{Fetch, Stage};
+pub use mapped::{MappedBlock, MappedGroup, PoolLease};
 use node::Node;
 pub use node::PoolNode;
 use operation::{Operation, Request};
@@ -124,7 +126,7 @@ impl<F: Fabric> RemotePool<F> {
         Ok(self.start_fetch(fetch, now))
     }
 
-    /// Reads what a look-up found into `targets`, one slot each from the first block on; as many blocks as there
+    /// Reads what a look-up found into `targets`, one slot each from the first block on that is not mapped; as many blocks as there
     /// are targets. Ends as [`Outcome::Fetched`] under the same ticket. The targets come back when the look-up is
     /// not over, or is no more.
     pub fn read(
@@ -137,7 +139,10 @@ impl<F: Fabric> RemotePool<F> {
         let Some(Operation::Fetch(fetch)) = self.operations.get_mut(&found.0) else {
             return Err(Refused { reason: Refusal::Gone, targets });
         };
-        if !matches!(fetch.stage, Stage::Held { .. }) || targets.is_empty() || targets.len() > fetch.usable {
+        if !matches!(fetch.stage, Stage::Held { .. })
+            || targets.is_empty()
+            || targets.len() > fetch.usable - fetch.mapped
+        {
             return Err(Refused { reason: Refusal::Gone, targets });
         }
         fetch.attach(targets, deadline);

@@ -34,7 +34,8 @@ mod wire;
 pub use breaker::BreakerState;
 pub use checksum::{checksum, with_identity};
 pub use client::{
-    Outcome, PoolNode, Refusal, Refused, RemotePool, StoreBlock, StoreResult, Ticket, Verified,
+    MappedBlock, MappedGroup, Outcome, PoolLease, PoolNode, Refusal, Refused, RemotePool, StoreBlock,
+    StoreResult, Ticket, Verified,
 };
 pub use config::{PoolConfig, RemoteConfig};
 pub use error::RemoteError;

@@ -69,12 +69,13 @@ counters! {
 
 counters! {
     /// Counters of a client, over all nodes.
-    pub(crate) PoolClientTotals, 17, {
+    pub(crate) PoolClientTotals, 18, {
         operations: "Operations under way (level)",
         usable_nodes: "Nodes that are asked (level)",
         held_slots: "Target slots of ended operations whose reads are still in flight (level)",
         asked_blocks: "Blocks asked for",
-        hit_blocks: "Blocks fetched and verified",
+        hit_blocks: "Blocks fetched and verified, or found where they can be read in place",
+        mapped_blocks: "Blocks of nodes on this host that are read where they lie",
         missed_blocks: "Blocks asked for and not fetched",
         damaged_blocks: "Blocks read whose checksum was wrong",
         stored_blocks: "Blocks stored",
@@ -101,7 +102,7 @@ pub struct RemoteCounters {
 impl RemoteCounters {
     /// Name, help text and value of each counter over all nodes.
     #[must_use]
-    pub fn snapshot(&self) -> [Counted; 17] {
+    pub fn snapshot(&self) -> [Counted; 18] {
         self.totals.snapshot()
     }
 

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use dataplane_memory::{Copier, PageSize, Slab};
 use kvstore_catalog::{Catalog, CatalogConfig, Contents, PolicyKind, SlotOrder, TenantId, TierConfig};
 use kvstore_disk::{AdmissionConfig, Recovered};
+use kvstore_plan::Tier;
 
 use crate::Description;
 use crate::background::Background;
@@ -18,12 +19,12 @@ use crate::error::StoreError;
 use crate::far::{FarInbox, FarLinks, FarTier};
 use crate::job::{Moved, Survivor};
 use crate::load::Loads;
-use crate::memory::HostMemory;
+use crate::memory::{HostMemory, MAPPED_SLOTS};
 use crate::metrics::StoreCounters;
 use crate::mover::{Message, Mover};
 use crate::offload::Offloads;
 use crate::quota;
-use crate::shared::{DISK, Shared};
+use crate::shared::{DISK, MAPPED, Shared};
 use crate::store::Store;
 use crate::tiers::{META_FIXED, Tiers, parse_meta};
 
@@ -147,6 +148,12 @@ impl StoreBuilder {
             (recovered, disk_counters) = (opened.recovered, Some(opened.counters));
         }
         let slots = tiers.iter().map(|tier| tier.slots).collect();
+        if tiers.len() < usize::from(MAPPED.0) {
+            // The place of the disk.
+            tiers.push(TierConfig::new(1, PolicyKind::Lru));
+        }
+        let reads_mapped = others.iter().any(|tier| tier.tier() == Tier::Remote);
+        tiers.push(TierConfig::new(if reads_mapped { MAPPED_SLOTS } else { 1 }, PolicyKind::Lru));
         let quotas = quota::unlimited(tiers.len());
         let catalog = CatalogConfig { quotas, tenants_max: quota::TENANTS_MAX, ..CatalogConfig::new(tiers) };
         let catalog = Arc::new(Catalog::new(&catalog)?);

@@ -4,9 +4,10 @@
 //! that of the bytes that were copied, taken on the way.
 
 use std::mem::MaybeUninit;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_checksum::{LANE_BYTES, Stores, Sum};
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
@@ -14,6 +15,7 @@ use kvstore_catalog::{Filling, Lease};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::planted::{Planted, is_planted};
+use crate::shared::MAPPED;
 
 /// Bytes that are copied to a buffer and hashed at a time, where two checksums are taken.
 const CHUNK_BYTES: usize = 8 << 10;
@@ -30,6 +32,35 @@ pub(crate) struct HostMemory {
     /// The part of each block's description that readers on other threads need. Relaxed throughout: notes are written before the
     /// block is registered, and read by holders of a lease.
     notes: Vec<Note>,
+    /// Where the blocks of [`MAPPED`] lie, by their slots in that tier.
+    mapped: Vec<Mutex<Option<Arc<MappedPlace>>>>,
+    /// Slots of those whose blocks somebody has read, for the store's thread.
+    read_mapped: (Sender<u32>, Receiver<u32>),
+}
+
+/// Blocks of pools on this host that may be known at a time.
+pub(crate) const MAPPED_SLOTS: u32 = 16 << 10;
+
+/// A block in the memory of a pool on this host. Its bytes may change: whoever reads them compares them with the checksum.
+#[derive(Debug)]
+pub(crate) struct MappedPlace {
+    pub(crate) slab: Arc<Slab>,
+    pub(crate) slot: u32,
+    /// Of the slot, while it holds the block.
+    pub(crate) generation: u32,
+    /// The block's place in its chain.
+    pub(crate) position: u32,
+    /// The first bytes of what its owner keeps with it.
+    pub(crate) word: u64,
+}
+
+impl MappedPlace {
+    /// Whether the pool has given the slot to another block since.
+    pub(crate) fn is_gone(&self) -> bool {
+        // What was read before is read before the generation, as by the reader of a seqlock.
+        fence(Ordering::Acquire);
+        self.slab.try_generation(self.slot) != Some(self.generation)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -49,7 +80,8 @@ impl HostMemory {
         let mut slots: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
         slots.sort_unstable_by_key(SlotRef::slot);
         let notes = slots.iter().map(|_| Note::default()).collect();
-        Ok(Self { slab, slots, notes })
+        let mapped = (0..MAPPED_SLOTS).map(|_| Mutex::new(None)).collect();
+        Ok(Self { slab, slots, notes, mapped, read_mapped: unbounded() })
     }
 
     pub(crate) fn slot_count(&self) -> usize {
@@ -66,6 +98,36 @@ impl HostMemory {
         let word = meta.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         note.position.store(position, Ordering::Relaxed);
         note.word.store(word, Ordering::Relaxed);
+    }
+
+    /// Where the block in a slot of [`MAPPED`] lies; `None`: it is not known any more.
+    pub(crate) fn mapped(&self, slot: u32) -> Option<Arc<MappedPlace>> {
+        // Nothing panics while it is held.
+        self.mapped[slot as usize].lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_mapped(&self, slot: u32, place: Option<Arc<MappedPlace>>) {
+        *self.mapped[slot as usize].lock().unwrap_or_else(PoisonError::into_inner) = place;
+    }
+
+    /// The block in a slot of [`MAPPED`] was read.
+    fn was_read(&self, slot: u32) {
+        // The other end is this one's own.
+        let _open = self.read_mapped.0.send(slot);
+    }
+
+    /// The next slot of [`MAPPED`] whose block was read since.
+    pub(crate) fn next_read_mapped(&self) -> Option<u32> {
+        self.read_mapped.1.try_recv().ok()
+    }
+
+    /// A block for a reader; `None`: it is in a pool's memory, and not known any more.
+    pub(crate) fn held(self: &Arc<Self>, lease: Lease) -> Option<HostBlock> {
+        let mapped = match lease.tier() {
+            MAPPED => Some(self.mapped(lease.slot())?),
+            _ => None,
+        };
+        Some(HostBlock { lease, memory: Arc::clone(self), mapped })
     }
 
     /// Another reference to a slot, for a read or write that is under way.
@@ -99,9 +161,20 @@ impl HostMemory {
     /// Copies a block out; false when what arrived is not what had been stored.
     pub(crate) fn copy_out(&self, lease: &Lease, target: &SlotRef) -> bool {
         let bytes = lease.bytes() as usize;
+        let mapped = if lease.tier() == MAPPED { self.mapped(lease.slot()) } else { None };
+        let (slab, slot) = match &mapped {
+            Some(place) => (&place.slab, place.slot),
+            None if lease.tier() == MAPPED => return false,
+            None => (&self.slab, lease.slot()),
+        };
         let mut sum = Sum::default();
-        target.slab().copy_summed(&self.slab, lease.slot(), target.slot(), bytes, &mut sum, stores(bytes));
-        sum.seal(bytes as u64) == lease.checksum() || is_planted(Planted::DamageServed)
+        target.slab().copy_summed(slab, slot, target.slot(), bytes, &mut sum, stores(bytes));
+        if mapped.is_some() {
+            self.was_read(lease.slot());
+        }
+        let is_intact =
+            sum.seal(bytes as u64) == lease.checksum() && mapped.is_none_or(|place| !place.is_gone());
+        is_intact || is_planted(Planted::DamageServed)
     }
 
     /// Whether a block in host memory is what had been stored.
@@ -231,11 +304,13 @@ impl NewSlot {
     }
 }
 
-/// A block that is held in host memory for a reader.
+/// A block that is held in host memory for a reader, or lies in the memory of a pool on this host.
 #[derive(Debug)]
 pub struct HostBlock {
-    pub(crate) lease: Lease,
-    pub(crate) memory: Arc<HostMemory>,
+    lease: Lease,
+    memory: Arc<HostMemory>,
+    /// Where it lies, if that is in a pool's memory.
+    mapped: Option<Arc<MappedPlace>>,
 }
 
 impl HostBlock {
@@ -254,12 +329,28 @@ impl HostBlock {
     /// Whether both are one block of one slot. While one is held, its slot goes to no other block.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.memory, &other.memory) && self.lease.slot() == other.lease.slot()
+        let places = (self.lease.tier(), self.lease.slot());
+        Arc::ptr_eq(&self.memory, &other.memory) && places == (other.lease.tier(), other.lease.slot())
     }
 
-    /// Where it lies.
+    /// Its slot of this node's own memory.
     pub(crate) fn slot(&self) -> &SlotRef {
+        assert!(self.mapped.is_none(), "blocks of pools have no slot here");
         self.memory.slot(self.lease.slot())
+    }
+
+    /// Where its bytes are.
+    fn location(&self) -> (&Slab, u32) {
+        match &self.mapped {
+            Some(place) => (&place.slab, place.slot),
+            None => (&self.memory.slab, self.lease.slot()),
+        }
+    }
+
+    /// Whether a pool has taken its memory for another block: what was read of it is of no use, and nothing is damaged.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.mapped.as_ref().is_some_and(|place| place.is_gone())
     }
 
     /// The block before it in its chain, if there was one when it was registered.
@@ -269,12 +360,18 @@ impl HostBlock {
 
     /// Its place in its chain.
     pub(crate) fn position(&self) -> u32 {
-        self.memory.notes[self.lease.slot() as usize].position.load(Ordering::Relaxed)
+        match &self.mapped {
+            Some(place) => place.position,
+            None => self.memory.notes[self.lease.slot() as usize].position.load(Ordering::Relaxed),
+        }
     }
 
     /// The first eight bytes of what its owner keeps with it; zero when there are fewer.
     pub(crate) fn word(&self) -> u64 {
-        self.memory.notes[self.lease.slot() as usize].word.load(Ordering::Relaxed)
+        match &self.mapped {
+            Some(place) => place.word,
+            None => self.memory.notes[self.lease.slot() as usize].word.load(Ordering::Relaxed),
+        }
     }
 
     /// What [`dataplane_checksum::checksum`] of its bytes must be.
@@ -290,22 +387,26 @@ impl HostBlock {
         if BYTES > self.len() {
             return false;
         }
-        self.memory.slab.read(self.lease.slot(), 0, &mut start);
+        let (slab, slot) = self.location();
+        slab.read(slot, 0, &mut start);
         start == *bytes
     }
 
     /// Reads it from its start, with its checksum.
     #[must_use]
     pub fn read(&self) -> BlockRead<'_> {
-        BlockRead { block: self, at: 0, sum: Sum::default(), lane: [0; LANE_BYTES] }
+        let (slab, slot) = self.location();
+        BlockRead { block: self, slab, slot, at: 0, sum: Sum::default(), lane: [0; LANE_BYTES] }
     }
 
     /// Its bytes, or `None` when they are not what had been stored.
     #[must_use]
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
         let mut bytes = vec![0; self.len()];
-        self.memory.slab.read(self.lease.slot(), 0, &mut bytes);
-        (dataplane_checksum::checksum(&bytes) == self.lease.checksum()).then_some(bytes)
+        let (slab, slot) = self.location();
+        slab.read(slot, 0, &mut bytes);
+        let is_intact = dataplane_checksum::checksum(&bytes) == self.lease.checksum() && !self.is_gone();
+        is_intact.then_some(bytes)
     }
 }
 
@@ -313,6 +414,8 @@ impl HostBlock {
 #[derive(Debug)]
 pub struct BlockRead<'a> {
     block: &'a HostBlock,
+    slab: &'a Slab,
+    slot: u32,
     at: usize,
     sum: Sum,
     /// The bytes of the last lane so far, if it is not whole.
@@ -328,7 +431,7 @@ impl BlockRead<'_> {
         if self.left() < BYTES || !self.at.is_multiple_of(LANE_BYTES) {
             return None;
         }
-        self.block.memory.slab.read(self.block.lease.slot(), self.at, &mut bytes);
+        self.slab.read(self.slot, self.at, &mut bytes);
         self.sum.add((self.at / LANE_BYTES) as u64, &bytes);
         self.at += BYTES;
         Some(bytes)
@@ -346,8 +449,8 @@ impl BlockRead<'_> {
         self.copy_part(first);
         let (lanes, last) = target.split_at_mut(target.len() - target.len() % LANE_BYTES);
         if !lanes.is_empty() {
-            let (slab, stores) = (&self.block.memory.slab, stores(self.block.len()));
-            slab.read_summed(self.block.lease.slot(), self.at, lanes, &mut self.sum, stores);
+            let stores = stores(self.block.len());
+            self.slab.read_summed(self.slot, self.at, lanes, &mut self.sum, stores);
             self.at += lanes.len();
         }
         self.copy_part(last);
@@ -358,7 +461,7 @@ impl BlockRead<'_> {
     fn copy_part(&mut self, target: &mut [MaybeUninit<u8>]) {
         let open = self.at % LANE_BYTES;
         let part = &mut self.lane[open..open + target.len()];
-        self.block.memory.slab.read(self.block.lease.slot(), self.at, part);
+        self.slab.read(self.slot, self.at, part);
         for (target, byte) in target.iter_mut().zip(part) {
             target.write(*byte);
         }
@@ -382,13 +485,15 @@ impl BlockRead<'_> {
             self.copy_part(&mut rest[..rest_of_lane]);
         }
         let open = self.at % LANE_BYTES;
-        let (slab, slot) = (&self.block.memory.slab, self.block.lease.slot());
         if open > 0 {
             // The block ends within this lane.
             self.sum.add((self.at / LANE_BYTES) as u64, &self.lane[..open]);
         } else {
-            slab.add_to_sum(slot, self.at, self.left(), &mut self.sum);
+            self.slab.add_to_sum(self.slot, self.at, self.left(), &mut self.sum);
         }
-        self.sum.seal(self.block.len() as u64) == self.block.lease.checksum()
+        if self.block.mapped.is_some() {
+            self.block.memory.was_read(self.block.lease.slot());
+        }
+        self.sum.seal(self.block.len() as u64) == self.block.lease.checksum() && !self.block.is_gone()
     }
 }

@@ -10,6 +10,7 @@ pub struct StoreCounters {
     pub(crate) checksum_failures: AtomicU64,
     pub(crate) from_disk: AtomicU64,
     pub(crate) from_far: AtomicU64,
+    pub(crate) mapped: AtomicU64,
     pub(crate) to_disk: AtomicU64,
     pub(crate) to_far: AtomicU64,
     pub(crate) far_too_large: AtomicU64,
@@ -63,6 +64,11 @@ impl StoreCounters {
             ),
             ("disk_survivor_blocks", "Blocks found on the disk at the start", read(&self.survivors)),
             ("far_read_blocks", "Blocks that came from other nodes or objects", read(&self.from_far)),
+            (
+                "far_mapped_blocks",
+                "Of those, blocks of pools on this host that are read where they lie",
+                read(&self.mapped),
+            ),
             ("far_written_blocks", "Blocks sent to other nodes or objects", read(&self.to_far)),
             (
                 "far_too_large_blocks",

@@ -126,6 +126,7 @@ impl Mover {
         if self.far.advance_offers(now, &mut self.tiers) {
             is_idle = false;
         }
+        self.tiers.expire_mapped();
         self.tiers.bury();
         if self.tiers.resume_writes(now) {
             is_idle = false;
@@ -147,6 +148,7 @@ impl Mover {
             self.far.next_deadline(),
             self.background.next_deadline(!self.loads.is_empty()),
             self.tiers.bandwidth.next_deadline(),
+            self.tiers.mapped.next_deadline(self.tiers.now),
         ];
         let deadline = deadline.into_iter().flatten().min();
         let timeout =

@@ -19,6 +19,8 @@ use crate::metrics::StoreCounters;
 
 pub(crate) const HOST: TierIndex = TierIndex(0);
 pub(crate) const DISK: TierIndex = TierIndex(1);
+/// Blocks in the memory of pools on this host, which are read where they lie (`tiers::mapped`).
+pub(crate) const MAPPED: TierIndex = TierIndex(2);
 /// The quantile of transfer times that plans know of.
 const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// The part of the time that prompts take to compute which questions to the tiers of other nodes may take although these do not
@@ -196,7 +198,8 @@ impl Shared {
     /// The tiers of this node that hold a block. Takes no lock.
     fn tiers_of(&self, identity: &BlockIdentity) -> TierSet {
         let Some(places) = self.catalog.places(identity) else { return TierSet::EMPTY };
-        let on_host = places.slot(HOST).map(|_| Tier::Host);
+        // What a pool of this host has is copied as fast.
+        let on_host = places.slot(HOST).or(places.slot(MAPPED)).map(|_| Tier::Host);
         let on_disk = places.slot(DISK).filter(|_| self.has_disk).map(|_| Tier::Disk);
         on_host.into_iter().chain(on_disk).collect()
     }

@@ -19,7 +19,7 @@ use crate::memory::{HostBlock, NewSlot};
 use crate::metrics::StoreCounters;
 use crate::mover::Message;
 use crate::quota;
-use crate::shared::{DISK, HOST, LoadTimes, Plan, Prompt, Shared};
+use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Plan, Prompt, Shared};
 
 /// Loads, searches and the like that may be inside at a time.
 const REQUESTS_MAX: usize = 16_384;
@@ -236,7 +236,7 @@ impl Store {
     pub(crate) fn hold_prefix(&self, chain: &[BlockIdentity]) -> Vec<HostBlock> {
         let mut leases = Vec::with_capacity(chain.len());
         self.shared.catalog.lease_prefix(HOST, chain, &mut leases);
-        self.host_blocks(leases)
+        leases.into_iter().map_while(|lease| self.shared.memory.held(lease)).collect()
     }
 
     /// A free slot of host memory, made by evicting on this thread if need be. None while none is free and the disk is behind: what it
@@ -346,23 +346,37 @@ impl Store {
     /// The blocks of a chain, if host memory has all of them now. Takes no lock and asks no other thread.
     #[must_use]
     pub fn hold_now(&self, chain: &[BlockIdentity]) -> Option<Vec<HostBlock>> {
+        let catalog = &self.shared.catalog;
         let mut leases = Vec::with_capacity(chain.len());
-        let found = self.shared.catalog.lease_prefix(HOST, chain, &mut leases);
-        (found == chain.len()).then(|| self.host_blocks(leases))
+        catalog.lease_prefix(HOST, chain, &mut leases);
+        self.all_held(chain, leases, |identity| {
+            catalog.lease(HOST, identity).or_else(|| catalog.lease(MAPPED, identity))
+        })
     }
 
     /// The same, and no use of the blocks: for whoever looks at them before or after a load, which is one. The eviction policies
     /// see nothing of it.
     #[must_use]
     pub fn pin_now(&self, chain: &[BlockIdentity]) -> Option<Vec<HostBlock>> {
+        let catalog = &self.shared.catalog;
         let mut pins = Vec::with_capacity(chain.len());
-        let found = self.shared.catalog.pin_prefix(HOST, chain, &mut pins);
-        (found == chain.len()).then(|| self.host_blocks(pins))
+        catalog.pin_prefix(HOST, chain, &mut pins);
+        self.all_held(chain, pins, |identity| {
+            catalog.pin(HOST, identity).or_else(|| catalog.pin(MAPPED, identity))
+        })
     }
 
-    fn host_blocks(&self, leases: Vec<Lease>) -> Vec<HostBlock> {
-        let held = |lease| HostBlock { lease, memory: Arc::clone(&self.shared.memory) };
-        leases.into_iter().map(held).collect()
+    /// The blocks of a chain of which these are the first, if each of the others can be had.
+    fn all_held(
+        &self,
+        chain: &[BlockIdentity],
+        mut leases: Vec<Lease>,
+        lease: impl Fn(&BlockIdentity) -> Option<Lease>,
+    ) -> Option<Vec<HostBlock>> {
+        for identity in &chain[leases.len()..] {
+            leases.push(lease(identity)?);
+        }
+        leases.into_iter().map(|lease| self.shared.memory.held(lease)).collect()
     }
 
     /// Notes a use of blocks of a chain that host memory or the disk has, of whoever needs no copy of them.

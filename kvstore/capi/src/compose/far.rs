@@ -66,6 +66,8 @@ fn remote_tier(
         replicas: tier.replicas,
         deadline: tier.deadline.0,
         fingerprint: FINGERPRINT,
+        // What a pool of this host has is copied once, by the load; what is to go further down has to be in host memory.
+        maps: device.is_none() && settings.disk_tier.capacity.0 == 0 && !settings.object_tier.is_on(),
     };
     let mut rails = client_rails(settings, &config.nodes)?;
     if rails.near.is_none() {

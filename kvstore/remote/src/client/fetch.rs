@@ -54,7 +54,7 @@ pub(super) struct Block {
 pub(super) struct Lease {
     pub(super) node: NodeId,
     pub(super) peer: PeerId,
-    id: u64,
+    pub(super) id: u64,
     /// No read is posted after this.
     pub(super) until: Instant,
 }
@@ -90,8 +90,10 @@ pub(super) struct Fetch {
     pub(super) groups: Vec<Group>,
     pub(super) stage: Stage,
     pub(super) deadline: Instant,
-    /// How many blocks can be, and are, read: those found, then those with a target.
+    /// How many blocks can be, and are, used: those found, then those mapped and with a target.
     pub(super) usable: usize,
+    /// Leading blocks that are read where they lie, and are not this fetch's any more.
+    pub(super) mapped: usize,
 }
 
 impl Fetch {
@@ -122,13 +124,13 @@ impl Fetch {
             groups[group].blocks.end += 1;
             blocks.push(Block { identity, state: BlockState::Asked, group, found: None, target: None });
         }
-        Self { blocks, groups, stage: Stage::LookingUp, deadline, usable: 0 }
+        Self { blocks, groups, stage: Stage::LookingUp, deadline, usable: 0, mapped: 0 }
     }
 
-    /// Gives the leading blocks their targets; there are not more than blocks.
+    /// Gives the leading blocks that are not mapped their targets; there are not more than blocks.
     pub(super) fn attach(&mut self, targets: Vec<SlotRef>, deadline: Instant) {
-        let count = targets.len();
-        for (block, target) in self.blocks.iter_mut().zip(targets) {
+        let count = self.mapped + targets.len();
+        for (block, target) in self.blocks[self.mapped..].iter_mut().zip(targets) {
             block.target = Some(target);
         }
         self.blocks.iter_mut().skip(count).for_each(|block| block.state = BlockState::Missing);

@@ -14,10 +14,11 @@ mod search;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use dataplane_memory::SlotRef;
+use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::Tier;
 
@@ -84,9 +85,73 @@ pub enum DeliveredSum {
     Xxh3(u64),
 }
 
+/// A lease at a pool of this host, for all blocks that it covers: it ends when this is dropped.
+pub struct LeaseGuard {
+    tell: Box<dyn Fn(LeaseEvent) + Send + Sync>,
+}
+
+/// What happens to a lease at a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseEvent {
+    /// A block that it covers does not have its checksum.
+    Damaged(BlockIdentity),
+    /// Its blocks are not read any more.
+    Ended,
+}
+
+impl LeaseGuard {
+    /// `tell` is called on any thread and must not block.
+    pub fn new(tell: impl Fn(LeaseEvent) + Send + Sync + 'static) -> Self {
+        Self { tell: Box::new(tell) }
+    }
+
+    pub(crate) fn suspect(&self, identity: BlockIdentity) {
+        (self.tell)(LeaseEvent::Damaged(identity));
+    }
+}
+
+impl std::fmt::Debug for LeaseGuard {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("LeaseGuard")
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        (self.tell)(LeaseEvent::Ended);
+    }
+}
+
+/// A block that lies in the memory of a pool on this host, and is read there.
+#[derive(Debug, Clone)]
+pub struct MappedBlock {
+    /// The pool's memory.
+    pub slab: Arc<Slab>,
+    /// The slot.
+    pub slot: u32,
+    /// Of the slot, while it holds this block.
+    pub generation: u32,
+    /// Its length.
+    pub bytes: u32,
+    /// `dataplane-checksum` of its bytes and its identity ([`kvstore_remote::with_identity`]).
+    pub wire_checksum: u64,
+    /// Keeps it there.
+    pub lease: Arc<LeaseGuard>,
+    /// The lease is to be ended by then.
+    pub until: Instant,
+}
+
 /// What a tier further away answers.
 #[derive(Debug)]
 pub enum FarResult {
+    /// The leading blocks of those that were asked for lie in a pool's memory that is mapped here; comes before [`FarResult::Found`], which
+    /// counts the others.
+    Mapped {
+        /// The store's number of the request.
+        request: u64,
+        /// The blocks, from the first that was asked for.
+        blocks: Vec<MappedBlock>,
+    },
     /// So many leading blocks are there.
     Found {
         /// The store's number of the request.

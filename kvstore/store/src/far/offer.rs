@@ -8,7 +8,6 @@ use kvstore_catalog::{Catalog, Lease};
 use kvstore_plan::{Priority, Tier};
 
 use super::{FarLinks, Outgoing, Portion};
-use crate::HostBlock;
 use crate::shared::HOST;
 use crate::tiers::Tiers;
 
@@ -37,7 +36,7 @@ pub(super) struct Backlog {
     waiting: VecDeque<(BlockIdentity, Option<Lease>)>,
     /// How many of the waiting, from the first on, have been held, or have gone.
     held: usize,
-    groups: Groups,
+    pub(super) groups: Groups,
     orphans: Orphans,
     /// Nothing is offered before: the tier could not take a block, or its bandwidth is used up.
     paused_until: Option<Instant>,
@@ -50,13 +49,13 @@ pub(super) struct Backlog {
 /// The first block of the group of each block that was offered lately. Those of a group are offered one by one, and the first may have
 /// left host memory by the turn of the last.
 #[derive(Debug, Default)]
-struct Groups {
+pub(super) struct Groups {
     first: HashMap<BlockIdentity, BlockIdentity>,
     order: VecDeque<BlockIdentity>,
 }
 
 impl Groups {
-    fn remember(&mut self, identity: BlockIdentity, first: BlockIdentity) {
+    pub(super) fn remember(&mut self, identity: BlockIdentity, first: BlockIdentity) {
         if self.first.insert(identity, first).is_some() {
             return;
         }
@@ -318,5 +317,5 @@ pub(super) fn outgoing(identity: BlockIdentity, tiers: &Tiers) -> Option<Outgoin
     let description = tiers.description(lease.slot())?.clone();
     let memory = &tiers.shared.memory;
     let slot = memory.slot(lease.slot()).clone();
-    Some(Outgoing { identity, description, slot, block: HostBlock { lease, memory: memory.clone() } })
+    Some(Outgoing { identity, description, slot, block: memory.held(lease)? })
 }

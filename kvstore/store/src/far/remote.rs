@@ -6,20 +6,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use dataplane_fabric::Fabric;
 use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::Tier;
 use kvstore_remote::{
-    Outcome, PoolNode, RemoteConfig, RemoteCounters, RemotePool, StoreBlock, StoreResult, Ticket, Verified,
+    MappedGroup, Outcome, PoolLease, PoolNode, RemoteConfig, RemoteCounters, RemotePool, StoreBlock,
+    StoreResult, Ticket, Verified,
 };
 
 use crate::StoreBuilder;
 use crate::error::StoreError;
 use crate::far::in_flight_reads::InFlightReads;
 use crate::far::offer_queue::{Counted, Offer, OfferQueue};
-use crate::far::{FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion};
+use crate::far::{
+    FarInbox, FarResult, FarTier, Incoming, LeaseEvent, LeaseGuard, MappedBlock, Outgoing, Portion,
+};
 
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 4096;
@@ -59,6 +62,9 @@ pub struct RemoteTierConfig {
     pub deadline: Duration,
     /// Of the blocks' format; those of another one are not taken for ours.
     pub fingerprint: u64,
+    /// Whether blocks of pools on this host are read where they lie, and not copied into host memory. Not for stores with tiers below host
+    /// memory, which such blocks do not reach, or with a device, which does not reach them.
+    pub maps: bool,
 }
 
 impl RemoteTierConfig {
@@ -99,30 +105,30 @@ impl RemoteTier {
         let counters = Arc::new(RemoteCounters::default());
         let mut pool = RemotePool::new(fabric, of_client, Arc::clone(&counters), Instant::now())?;
         pool.set_nodes(&config.nodes, Instant::now())?;
-        let RemoteTierConfig { group, fingerprint, deadline, .. } = *config;
-        let tier =
-            Self::start(pool, group, fingerprint, deadline, store.host_slots(), store.inbox(), policy)?;
+        let tier = Self::start(pool, config, store.host_slots(), store.inbox(), policy)?;
         Ok((tier, counters))
     }
 
-    /// Starts the thread over a client whose fabric has registered the store's memory. Blocks with another `fingerprint` are
-    /// not taken for ours; of `host_slots` a part is used for blocks on their way out.
-    pub fn start<F: Fabric + Send + 'static>(
+    /// Starts the thread over a client that knows the configuration's nodes and whose fabric has registered the store's memory. Of
+    /// `host_slots` a part is used for blocks on their way out.
+    fn start<F: Fabric + Send + 'static>(
         pool: RemotePool<F>,
-        group: u32,
-        fingerprint: u64,
-        patience: Duration,
+        config: &RemoteTierConfig,
         host_slots: usize,
         inbox: FarInbox,
         policy: ThreadPolicy,
     ) -> std::io::Result<Self> {
         let (commands, receiver) = bounded(COMMANDS_MAX);
         let bell = Bell::new()?;
+        let RemoteTierConfig { group, fingerprint, deadline: patience, maps, .. } = *config;
+        let (events, lease_events) = unbounded();
         let mut driver = Driver {
             pool,
             receiver,
             inbox,
             fingerprint,
+            leases: maps.then(|| Leases { events, bell: Arc::clone(&bell) }),
+            lease_events,
             looking: HashMap::new(),
             found: HashMap::new(),
             reads: InFlightReads::default(),
@@ -203,6 +209,9 @@ struct Driver<F> {
     receiver: Receiver<Command>,
     inbox: FarInbox,
     fingerprint: u64,
+    /// If blocks of pools on this host are read where they lie.
+    leases: Option<Leases>,
+    lease_events: Receiver<(PoolLease, LeaseEvent)>,
     /// Look-ups under way: whose they are.
     looking: HashMap<Ticket, u64>,
     /// Look-ups that have found something, by request, until it is read.
@@ -214,10 +223,38 @@ struct Driver<F> {
     sent: HashMap<Ticket, Box<Offer>>,
 }
 
+/// How leases of blocks that are read where they lie come to an end: with their guards, on any thread.
+struct Leases {
+    events: Sender<(PoolLease, LeaseEvent)>,
+    bell: Arc<Bell>,
+}
+
+impl Leases {
+    fn blocks(&self, group: MappedGroup) -> impl Iterator<Item = MappedBlock> + use<> {
+        let MappedGroup { lease, until, blocks } = group;
+        let (events, bell) = (self.events.clone(), Arc::clone(&self.bell));
+        let guard = Arc::new(LeaseGuard::new(move |event| {
+            // When the thread has ended, its leases have.
+            let _ended = events.send((lease, event));
+            bell.ring();
+        }));
+        blocks.into_iter().map(move |block| MappedBlock {
+            slab: block.slab,
+            slot: block.slot,
+            generation: block.generation,
+            bytes: block.description.bytes,
+            wire_checksum: block.description.checksum,
+            lease: Arc::clone(&guard),
+            until,
+        })
+    }
+}
+
 impl<F: Fabric> Driver<F> {
     fn run(&mut self, mut waiter: Waiter) {
         let mut outcomes = Vec::new();
         while self.take_commands() {
+            self.take_lease_events();
             let work = self.pool.poll(Instant::now(), &mut outcomes);
             let is_idle = work == 0 && outcomes.is_empty();
             for outcome in outcomes.drain(..) {
@@ -234,7 +271,11 @@ impl<F: Fabric> Driver<F> {
                 match self.receiver.try_recv() {
                     Ok(command) => self.start(command),
                     Err(TryRecvError::Disconnected) => return,
-                    Err(TryRecvError::Empty) if self.pool.fabric_mut().prepare_wait() => self.sleep(&waiter),
+                    Err(TryRecvError::Empty)
+                        if self.lease_events.is_empty() && self.pool.fabric_mut().prepare_wait() =>
+                    {
+                        self.sleep(&waiter);
+                    }
                     Err(TryRecvError::Empty) => {}
                 }
                 waiter.retract();
@@ -252,6 +293,27 @@ impl<F: Fabric> Driver<F> {
             }
         }
         true
+    }
+
+    fn take_lease_events(&mut self) {
+        while let Ok((lease, event)) = self.lease_events.try_recv() {
+            match event {
+                LeaseEvent::Damaged(identity) => self.pool.suspect(lease, identity),
+                LeaseEvent::Ended => self.pool.release(lease, Instant::now()),
+            }
+        }
+    }
+
+    /// Hands over what was found in memory that is mapped here; how many blocks.
+    fn map(&mut self, request: u64, ticket: Ticket, count: usize) -> usize {
+        let Some(leases) = &self.leases else { return 0 };
+        let groups = self.pool.map(ticket, count, Instant::now());
+        let blocks: Vec<MappedBlock> = groups.into_iter().flat_map(|group| leases.blocks(group)).collect();
+        let count = blocks.len();
+        if count > 0 {
+            self.inbox.send(FarResult::Mapped { request, blocks });
+        }
+        count
     }
 
     /// Sends blocks for which nobody waits, as far as their part of a turn goes; false when there were none.
@@ -335,10 +397,11 @@ impl<F: Fabric> Driver<F> {
             Outcome::Found { ticket, blocks } => {
                 let Some(request) = self.looking.remove(&ticket) else { return };
                 let ours = blocks.iter().take_while(|block| block.meta == self.fingerprint).count();
-                if !blocks.is_empty() {
+                let mapped = self.map(request, ticket, ours);
+                if mapped < blocks.len() {
                     self.found.insert(request, (ticket, Instant::now()));
                 }
-                self.inbox.send(FarResult::Found { request, blocks: ours });
+                self.inbox.send(FarResult::Found { request, blocks: ours - mapped });
             }
             Outcome::Fetched { ticket, blocks, held, .. } => {
                 let sum = |block: &Verified| (block.description.bytes, block.description.checksum);

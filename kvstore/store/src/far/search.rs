@@ -10,7 +10,7 @@ use kvstore_plan::Tier;
 
 use super::lent_slot::LentSlot;
 use super::offer::Backlog;
-use super::{Delivered, FarResult, FarTier, Incoming, ReturnedSlots};
+use super::{Delivered, FarResult, FarTier, Incoming, MappedBlock, Portion, ReturnedSlots};
 use crate::Description;
 use crate::background::BACKGROUND_REQUEST;
 use crate::config::WriteMode;
@@ -39,6 +39,8 @@ struct Search {
     patience: Instant,
     /// Some tier had blocks, whether there was room for them or not.
     has_found: bool,
+    /// There was no room for some block that is read where it lies: those behind it are of no use.
+    is_cut: bool,
 }
 
 impl Search {
@@ -161,7 +163,8 @@ impl FarLinks {
         tiers.shared.catalog.pin_prefix(HOST, rest, &mut held);
         let found = local_blocks(&prepare, &tiers.shared);
         let (asked, patience) = (now, now);
-        let search = Search { prepare, found, tier: 0, held, asked, patience, has_found: false };
+        let search =
+            Search { prepare, found, tier: 0, held, asked, patience, has_found: false, is_cut: false };
         self.ask_next(search, tiers);
     }
 
@@ -189,6 +192,7 @@ impl FarLinks {
     /// A tier has answered.
     pub(crate) fn answered(&mut self, result: FarResult, tiers: &mut Tiers) {
         match result {
+            FarResult::Mapped { request, blocks } => self.mapped(request, blocks, tiers),
             FarResult::Found { request, blocks } => self.found(request, blocks, tiers),
             FarResult::Arrived { incoming, blocks } => self.arrived(incoming, blocks, tiers),
             FarResult::Returned(slots) => self.returned(slots, tiers),
@@ -201,12 +205,40 @@ impl FarLinks {
         }
     }
 
+    /// A pool of this host has blocks: they are known from here on, and stay where they are.
+    fn mapped(&mut self, question: u64, blocks: Vec<MappedBlock>, tiers: &mut Tiers) {
+        // If nobody waits any more, the leases end here.
+        let Some(search) = self.searches.get_mut(&question) else { return };
+        let (asked, first) = (blocks.len(), search.found);
+        let bytes = blocks.iter().map(|block| u64::from(block.bytes)).sum();
+        let mapped = tiers.map(&search.prepare, first, blocks);
+        search.has_found = true;
+        search.found += mapped;
+        search.is_cut |= mapped < asked;
+        let link = &self.links[search.tier];
+        tiers.shared.observe_far(
+            link.tier(),
+            bytes,
+            tiers.now.saturating_duration_since(search.asked),
+            false,
+        );
+        // What an engine computes behind them is offered to the same group.
+        if let Portion::Single { group } = link.portion() {
+            let group = group.max(1) as usize;
+            let known = &search.prepare.chain[first..first + mapped];
+            for (identity, position) in known.iter().zip(first..) {
+                let head = search.prepare.chain[position - position % group];
+                self.backlogs[search.tier].groups.remember(*identity, head);
+            }
+        }
+    }
+
     fn found(&mut self, question: u64, blocks: usize, tiers: &mut Tiers) {
         let Some(mut search) = self.searches.remove(&question) else {
             // Nobody waits any more.
             return self.links.iter_mut().for_each(|link| link.leave(question));
         };
-        if blocks == 0 {
+        if blocks == 0 || search.is_cut {
             return self.pass_over(question, search, tiers);
         }
         // Also when it cannot be read: that there is no room here says nothing of what others have.

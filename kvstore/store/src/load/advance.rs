@@ -11,6 +11,7 @@ use super::state::{Load, State};
 use crate::device::{DeviceCopies, Purpose, Refused};
 use crate::job::Destination;
 use crate::metrics::StoreCounters;
+use crate::shared::MAPPED;
 use crate::tiers::{Started, Tiers};
 
 /// Bytes copied for all loads together before the inbox is looked at again.
@@ -132,6 +133,11 @@ impl Load {
         device: &mut DeviceCopies,
     ) -> bool {
         let (index, bytes) = (self.cursor, lease.bytes() as usize);
+        if lease.tier() == MAPPED {
+            // No device reaches the memory of pools.
+            self.states[index] = State::Failed;
+            return true;
+        }
         if !self.is_verified_there && !tiers.shared.memory.is_intact(&lease) {
             drop(lease);
             self.states[index] = damaged(self.chain[index], number, index, tiers);
@@ -160,9 +166,10 @@ impl Load {
 
 /// A block of host memory is not what had been stored. The disk may still have it.
 fn damaged(identity: BlockIdentity, number: u64, index: usize, tiers: &mut Tiers) -> State {
-    tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");
-    StoreCounters::add(&tiers.shared.counters.checksum_failures, 1);
-    tiers.drop_damaged(identity);
+    if tiers.drop_damaged(identity) {
+        tracing::warn!(block = identity.short(), "host tier: a block is damaged and is thrown away");
+        StoreCounters::add(&tiers.shared.counters.checksum_failures, 1);
+    }
     match tiers.read_from_disk(identity, (number, index), false) {
         Started::Coming => State::Coming,
         Started::Later | Started::Nowhere => State::Failed,

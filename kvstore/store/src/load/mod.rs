@@ -15,7 +15,6 @@ use kvstore_block::BlockIdentity;
 use crate::device::DeviceCopies;
 use crate::disk::Waiter;
 use crate::job::{Destination, LoadRequest, Moved};
-use crate::memory::HostBlock;
 use crate::metrics::StoreCounters;
 use crate::shared::{LoadTimes, Shared};
 use crate::tiers::{Place, Started, Tiers};
@@ -184,7 +183,7 @@ impl Loads {
             Destination::Held(reply) => {
                 let memory = &tiers.shared.memory;
                 let held = states.into_iter().take(verified).filter_map(|state| match state {
-                    State::Done(Some(lease)) => Some(HostBlock { lease, memory: memory.clone() }),
+                    State::Done(Some(lease)) => memory.held(lease),
                     _ => None,
                 });
                 reply(held.collect());

@@ -6,7 +6,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, Lease};
 
 use crate::job::{Destination, LoadRequest};
-use crate::shared::HOST;
+use crate::shared::{HOST, MAPPED};
 
 pub(super) enum State {
     /// Not looked at yet.
@@ -89,7 +89,11 @@ impl Load {
 
     /// The block in host memory, if it is there. A request's load uses it; what is read ahead is not used yet.
     pub(super) fn hold(&self, catalog: &Catalog, identity: &BlockIdentity) -> Option<Lease> {
-        if self.is_background() { catalog.pin(HOST, identity) } else { catalog.lease(HOST, identity) }
+        if self.is_background() {
+            // Blocks of pools cannot be held for long.
+            return catalog.pin(HOST, identity);
+        }
+        catalog.lease(HOST, identity).or_else(|| catalog.lease(MAPPED, identity))
     }
 
     /// Nobody waits for it, and its bandwidth was taken when it began.

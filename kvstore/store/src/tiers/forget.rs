@@ -5,7 +5,7 @@ use kvstore_block::BlockIdentity;
 use super::Tiers;
 use crate::job::{Medium, Moved};
 use crate::planted::{Planted, is_planted};
-use crate::shared::DISK;
+use crate::shared::{DISK, HOST};
 
 impl Tiers {
     /// Takes blocks out of every tier of this node.
@@ -18,6 +18,7 @@ impl Tiers {
             }
         }
         for identity in chain {
+            self.unmap(identity);
             self.drop_from_host(*identity);
             self.drop_from_disk(*identity);
         }
@@ -35,13 +36,20 @@ impl Tiers {
 
     /// Throws a block away whose bytes in host memory are damaged. They may have come from the disk as they are, or been written there:
     /// the log verifies the next read of it.
-    pub(crate) fn drop_damaged(&mut self, identity: BlockIdentity) {
+    /// Whether it was damaged; one in a pool's memory may only have gone from there.
+    pub(crate) fn drop_damaged(&mut self, identity: BlockIdentity) -> bool {
+        if !self.shared.holds(HOST, &identity)
+            && let Some(is_damaged) = self.drop_mapped(&identity)
+        {
+            return is_damaged;
+        }
         self.drop_from_host(identity);
         if let Some(disk) = &mut self.disk
             && (self.shared.holds(DISK, &identity) || disk.writes.contains(&identity))
         {
             disk.reads.verify_next(identity);
         }
+        true
     }
 
     pub(super) fn drop_from_disk(&mut self, identity: BlockIdentity) {

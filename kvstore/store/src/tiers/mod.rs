@@ -7,6 +7,7 @@
 mod budget;
 mod forget;
 mod host;
+mod mapped;
 mod read;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -25,6 +26,7 @@ use crate::job::{Description, Moved};
 use crate::shared::Shared;
 use budget::HashBudget;
 pub(crate) use host::{Arrival, Origin};
+use mapped::Mapped;
 pub(crate) use read::{Place, Started};
 pub(crate) use write::{META_FIXED, parse_meta};
 
@@ -46,6 +48,8 @@ pub(crate) struct Tiers {
     pub(crate) bandwidth: Bandwidth,
     pub(crate) hashing: HashBudget,
     pub(crate) room: Room,
+    /// Blocks of pools on this host.
+    pub(crate) mapped: Mapped,
     /// Blocks that were brought up for idle conversations, by their last blocks.
     pub(crate) fetched_ahead: Vec<(BlockIdentity, Vec<Lease>)>,
 }
@@ -84,7 +88,8 @@ impl Tiers {
         let descriptions = vec![None; shared.memory.slot_count()];
         let (hashing, room) = (HashBudget::new(), Room::default());
         let now = Instant::now();
-        Self { shared, notify, now, descriptions, disk, bandwidth, hashing, room, fetched_ahead: Vec::new() }
+        let (mapped, fetched_ahead) = (Mapped::default(), Vec::new());
+        Self { shared, notify, now, descriptions, disk, bandwidth, hashing, room, mapped, fetched_ahead }
     }
 
     /// Slots of host memory.

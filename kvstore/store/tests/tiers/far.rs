@@ -91,7 +91,7 @@ fn beside_nodes<const NODES: usize>(
 }
 
 /// The same over a disk, beside whatever tiers.
-fn beside(
+pub(crate) fn beside(
     disk: Option<&MemoryFiles>,
     config: StoreConfig,
     host: HostTier,
@@ -115,7 +115,7 @@ fn beside(
 }
 
 /// Asks the other node for a chain; returns how many of its blocks are here then.
-fn prepare(rig: &mut Rig, tenant: TenantId, chain: &[BlockIdentity]) -> usize {
+pub(crate) fn prepare(rig: &mut Rig, tenant: TenantId, chain: &[BlockIdentity]) -> usize {
     rig.next_request += 1;
     let (request, deadline) = (rig.next_request, Instant::now() + PATIENCE);
     let metas = (0..chain.len()).map(|position| vec![position as u8; 40].into()).collect();

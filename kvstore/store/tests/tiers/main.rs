@@ -7,4 +7,5 @@ mod cost;
 mod damage;
 mod device;
 mod far;
+mod mapped;
 mod rig;

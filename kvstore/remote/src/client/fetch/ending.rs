@@ -82,7 +82,7 @@ impl<F: Fabric> RemotePool<F> {
     fn end_reading(&mut self, ticket: u64, now: Instant) {
         let Some(fetch) = self.fetch_mut(ticket) else { return };
         let count = fetch.leading(BlockState::Verified);
-        let asked = fetch.usable;
+        let (asked, mapped) = (fetch.usable, fetch.mapped);
         fetch.stage = Stage::Draining;
         let (mut blocks, mut unused, mut held) = (Vec::with_capacity(count), Vec::new(), 0);
         let mut bytes = 0;
@@ -105,7 +105,7 @@ impl<F: Fabric> RemotePool<F> {
         }
         tracing::trace!(ticket, count, bytes, held, "remote tier: fetched");
         let totals = &self.counters.totals;
-        add(&totals.hit_blocks, count);
+        add(&totals.hit_blocks, count - mapped);
         add(&totals.missed_blocks, asked - count);
         add(&totals.held_slots, held);
         self.forget_checks(ticket);
@@ -131,10 +131,10 @@ impl<F: Fabric> RemotePool<F> {
                 over.extend(group.lease.take());
             }
         }
-        over.into_iter().for_each(|lease| self.release(lease, now));
+        over.into_iter().for_each(|lease| self.give_back(lease, now));
     }
 
-    fn release(&mut self, lease: Lease, now: Instant) {
+    pub(in crate::client) fn give_back(&mut self, lease: Lease, now: Instant) {
         let Some(node) = self.nodes.get_mut(&lease.node).filter(|node| node.peer == Some(lease.peer)) else {
             return;
         };
@@ -143,10 +143,10 @@ impl<F: Fabric> RemotePool<F> {
     }
 
     /// Forgets an operation of which nothing is in flight.
-    fn drop_fetch(&mut self, ticket: u64, now: Instant) {
+    pub(in crate::client) fn drop_fetch(&mut self, ticket: u64, now: Instant) {
         let Some(Operation::Fetch(fetch)) = self.operations.remove(&ticket) else { return };
         for lease in fetch.groups.into_iter().filter_map(|group| group.lease) {
-            self.release(lease, now);
+            self.give_back(lease, now);
         }
     }
 }
