@@ -5,14 +5,15 @@
  * and all tokens up to its end), a few bytes of meta, which are the caller's own, and a payload. It may be evicted at
  * any time: a block that was there a moment ago can be a miss.
  *
- * Blocks are kept in the process's memory and, if the configuration says so, on a disk below it. Each block in memory takes a slot
- * of fixed size, whatever its own. With a disk, a block is written there after it was put (or, with `write = "back"`, when it has to
+ * Blocks are kept in the process's memory (in pages of 2 MiB, if the system has enough of them reserved) and, if the configuration says
+ * so, on a disk below it. Each block in memory takes a slot of fixed size, whatever its own. With a disk, a block is written there after it was put (or, with `write = "back"`, when it has to
  * leave memory), and comes back into memory when it is read. A block is given out only after its checksum was verified; one that is
  * damaged is a miss and is thrown away.
  *
  * With [remote_tier] or [object_tier] new blocks are also sent to pools of other processes and nodes, or to object storage; there a
  * block of a chain (is_chain) is kept beside those before it, and one without is the first of its own chain. KVASIR_KV_FETCH brings
- * blocks back from there.
+ * blocks back from there. Blocks of a pool on this host that is reached by shared memory stay where they are, and are read there by the
+ * loads that follow within some seconds; not with [device], [disk_tier] or [object_tier], which need them in the process's memory.
  *
  * Two ways lead in and out. A block's bytes are put and got in buffers that each call names. Or an engine registers the
  * paged tensors of its KV cache once (kvasir_kv_register), and blocks are saved from there and loaded there by their

@@ -29,13 +29,14 @@
 //!
 //! A new block, a read of the disk and a read of another node are the three ways into *filling*; a slot that another node may still
 //! write (`far::LentSlot`) stays there until it cannot. The device may answer late or never: an operation that is stuck keeps its
-//! slots. Each round the thread compares the guards that are out with its tables (`guarded_count`), and `model` takes the whole
+//! slots. Blocks of pools on this host may be read where they lie, without a slot here (`tiers::mapped`). Each round the thread compares the guards that are out with its tables (`guarded_count`), and `model` takes the whole
 //! picture through millions of random steps.
 //!
 //! A block's checksum is taken once, of the bytes that its caller gives, and goes with it to the disk and to other nodes; objects alone
-//! have another. What comes back from the disk is compared with it at once, what comes from other nodes by whoever reads it.
+//! have another. Whoever reads a block compares its bytes with it, on the way of the copy. A block that is damaged in host memory is read
+//! from the disk again, where the log compares it first, and forgets it if it is damaged there.
 //!
-//! Invariants: a block is served only after its checksum was verified where it arrived (a pool in a device's memory cannot
+//! Invariants: a block is served only after its checksum was verified on its way out (a pool in a device's memory cannot
 //! be read here: such a block is verified in host memory right before its copy, or there by whoever asked for it:
 //! [`Store::onboard_unverified`]), and only under the identity that it was
 //! stored with; a full queue gives the job back ([`Throttled`]) and never blocks; memory is taken at the start;

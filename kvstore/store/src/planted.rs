@@ -13,6 +13,8 @@ pub(crate) enum Planted {
     LostWaiter,
     /// Listeners are not told that a block has left host memory.
     SilentRemoval,
+    /// Blocks of pools stay known, and with them their leases.
+    KeptLease,
     /// A write to the disk that the device did not answer is taken out of the tables.
     LostWrite,
 }

@@ -182,7 +182,8 @@ impl Loads {
             Destination::Slots(slots) => tiers.tell(Moved::Onboarded { request, slots, verified }),
             Destination::Held(reply) => {
                 let memory = &tiers.shared.memory;
-                let held = states.into_iter().take(verified).filter_map(|state| match state {
+                // One in a pool's memory may have gone since.
+                let held = states.into_iter().take(verified).map_while(|state| match state {
                     State::Done(Some(lease)) => memory.held(lease),
                     _ => None,
                 });

@@ -1,22 +1,27 @@
 //! Tiers of other nodes as the model plays them: they may have any block, and answer when and how they are told to.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
 use kvstore_plan::Tier;
+use kvstore_remote::with_identity;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::disk::write_slot;
 use super::{BLOCK, Random, content};
 use crate::far::{
-    Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, Outgoing, Portion, ReturnedSlots,
+    Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, LeaseEvent, LeaseGuard, MappedBlock,
+    Outgoing, Portion, ReturnedSlots,
 };
 
 #[derive(Default)]
 struct Pending {
-    /// Each with the number of blocks that are asked for.
-    look_ups: Vec<(u64, usize)>,
+    /// Each with the blocks that are asked for.
+    look_ups: Vec<(u64, Vec<BlockIdentity>)>,
     reads: Vec<Incoming>,
     returned: Vec<ReturnedSlots>,
     offers: Vec<Vec<Outgoing>>,
@@ -49,7 +54,7 @@ impl FarTier for ModelTier {
         let mut pending = self.pending();
         let takes = !pending.is_refusing;
         if takes {
-            pending.look_ups.push((request, chain.len() - first));
+            pending.look_ups.push((request, chain[first..].to_vec()));
         }
         takes
     }
@@ -88,9 +93,20 @@ pub(super) struct OtherNodes {
     tier: Tier,
     pending: Arc<Mutex<Pending>>,
     inbox: FarInbox,
+    /// The memory of a pool, and the slots of it that are leased, by the number of the lease.
+    memory: Arc<SlotPool>,
+    leased: HashMap<u64, Vec<SlotRef>>,
+    next_lease: u64,
+    events: (Sender<(u64, LeaseEvent)>, Receiver<(u64, LeaseEvent)>),
     pub(super) delivered: u64,
     pub(super) offered: u64,
+    pub(super) mapped: u64,
 }
+
+/// Slots of a pool's memory.
+const POOL_SLOTS: u32 = 48;
+/// Most blocks that one lease covers.
+const LEASE_BLOCKS_MAX: usize = 4;
 
 impl OtherNodes {
     pub(super) fn new(tier: Tier, patience: Duration, inbox: FarInbox) -> (Box<dyn FarTier>, Self) {
@@ -100,7 +116,23 @@ impl OtherNodes {
         };
         let pending = Arc::<Mutex<Pending>>::default();
         let link = ModelTier { tier, portion, patience, pending: Arc::clone(&pending) };
-        (Box::new(link), Self { tier, pending, inbox, delivered: 0, offered: 0 })
+        let layout = SlabLayout { slot_bytes: BLOCK, slot_count: POOL_SLOTS };
+        let memory =
+            SlotPool::new(Arc::new(Slab::create("of a pool", layout, PageSize::Standard).expect("memory")));
+        let (leased, events) = (HashMap::new(), unbounded());
+        let node = Self {
+            tier,
+            pending,
+            inbox,
+            memory,
+            leased,
+            next_lease: 0,
+            events,
+            delivered: 0,
+            offered: 0,
+            mapped: 0,
+        };
+        (Box::new(link), node)
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
@@ -119,8 +151,83 @@ impl OtherNodes {
         self.pending().is_refusing = is_refusing;
     }
 
+    /// Leases that clients have not given back.
+    pub(super) fn leases(&mut self) -> usize {
+        self.take_lease_events();
+        self.leased.len()
+    }
+
+    fn take_lease_events(&mut self) {
+        for (lease, event) in self.events.1.try_iter() {
+            if event == LeaseEvent::Ended {
+                assert!(self.leased.remove(&lease).is_some(), "a lease ends twice");
+            }
+        }
+    }
+
+    /// Leases the leading ones of these blocks in memory that is mapped, some of them wrong. Against its word the pool may take
+    /// slots back before the lease is over.
+    fn lease(
+        &mut self,
+        wanted: &[BlockIdentity],
+        now: Instant,
+        random: &mut Random,
+        is_honest: bool,
+    ) -> Vec<MappedBlock> {
+        let lease = self.next_lease;
+        self.next_lease += 1;
+        let events = self.events.0.clone();
+        let guard = Arc::new(LeaseGuard::new(move |event| {
+            // The world may be over.
+            let _over = events.send((lease, event));
+        }));
+        let until = now + Duration::from_millis(random.below(200) as u64);
+        let (mut slots, mut blocks) = (Vec::new(), Vec::new());
+        for identity in wanted {
+            let Some(slot) = self.memory.acquire() else { break };
+            let mut bytes = content(identity);
+            let checksum = dataplane_checksum::checksum(&bytes);
+            if !is_honest && random.percent(5) {
+                bytes[random.below(BLOCK)] ^= 1;
+            }
+            write_slot(&slot, &bytes);
+            blocks.push(MappedBlock {
+                slab: Arc::clone(slot.slab()),
+                slot: slot.slot(),
+                generation: slot.slab().generation(slot.slot()),
+                bytes: BLOCK as u32,
+                wire_checksum: with_identity(checksum, identity),
+                lease: Arc::clone(&guard),
+                until,
+            });
+            if is_honest || !random.percent(10) {
+                slots.push(slot);
+            }
+        }
+        self.leased.insert(lease, slots);
+        self.mapped += blocks.len() as u64;
+        blocks
+    }
+
     /// Answers something that it was asked.
-    pub(super) fn answer(&mut self, random: &mut Random, is_honest: bool) {
+    pub(super) fn answer(&mut self, now: Instant, random: &mut Random, is_honest: bool) {
+        self.take_lease_events();
+        let look_up = {
+            let mut pending = self.pending();
+            let at = random.below(pending.look_ups.len().max(1));
+            let is_turn = self.tier == Tier::Remote && random.percent(50) && at < pending.look_ups.len();
+            is_turn.then(|| pending.look_ups.swap_remove(at))
+        };
+        if let Some((request, wanted)) = look_up {
+            let found = random.below(wanted.len() + 1);
+            let count = random.below(found.min(LEASE_BLOCKS_MAX) + 1);
+            let blocks = self.lease(&wanted[..count], now, random, is_honest);
+            let left = found - blocks.len();
+            if !blocks.is_empty() {
+                self.inbox.send(FarResult::Mapped { request, blocks });
+            }
+            return self.inbox.send(FarResult::Found { request, blocks: left });
+        }
         let mut pending = self.pending();
         let kinds =
             [pending.look_ups.len(), pending.reads.len(), pending.returned.len(), pending.offers.len()];
@@ -133,7 +240,7 @@ impl OtherNodes {
         let result = match kind {
             0 => {
                 let (request, wanted) = pending.look_ups.swap_remove(at);
-                FarResult::Found { request, blocks: random.below(wanted + 1) }
+                FarResult::Found { request, blocks: random.below(wanted.len() + 1) }
             }
             1 => {
                 let incoming = pending.reads.swap_remove(at);

@@ -100,6 +100,7 @@ fn planted_faults_are_found() {
         (Planted::LostTombstone, "the disk would give back a block that is gone"),
         (Planted::DamageServed, "another block"),
         (Planted::LostWaiter, "a load waits for a read that does not know of it"),
+        (Planted::KeptLease, "leases at pools that never end"),
         (Planted::SilentRemoval, "stored twice"),
         (Planted::LostWrite, "writes to the disk are out, of which the store knows"),
     ];

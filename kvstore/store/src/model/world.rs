@@ -26,7 +26,7 @@ use crate::memory::HostMemory;
 use crate::mover::{Mover, Round};
 use crate::offload::Offloads;
 use crate::quota;
-use crate::shared::{DISK, HOST, Shared};
+use crate::shared::{DISK, HOST, MAPPED, Shared};
 use crate::tiers::Tiers;
 use crate::{
     Description, HostBlock, Medium, Moved, NewSlot, Offload, Onboard, Prepare, Store, StoreConfig, WriteMode,
@@ -54,6 +54,7 @@ pub(super) struct Totals {
     pub(super) disk_answers: u64,
     pub(super) rotten_reads: u64,
     pub(super) far_reads: u64,
+    pub(super) far_mapped: u64,
     pub(super) far_offers: u64,
     pub(super) forgotten: u64,
     pub(super) prefetched: u64,
@@ -63,7 +64,7 @@ pub(super) struct Totals {
 }
 
 impl Totals {
-    fn all(&mut self) -> [&mut u64; 13] {
+    fn all(&mut self) -> [&mut u64; 14] {
         [
             &mut self.offloaded,
             &mut self.onboarded_blocks,
@@ -72,6 +73,7 @@ impl Totals {
             &mut self.disk_answers,
             &mut self.rotten_reads,
             &mut self.far_reads,
+            &mut self.far_mapped,
             &mut self.far_offers,
             &mut self.forgotten,
             &mut self.prefetched,
@@ -189,6 +191,8 @@ impl World {
             }
         }
         let slots = tiers.iter().map(|tier| tier.slots).collect();
+        tiers.resize(usize::from(MAPPED.0), TierConfig::new(1, PolicyKind::Lru));
+        tiers.push(TierConfig::new(2 + random.below(24) as u32, PolicyKind::Lru));
         let quotas = quota::unlimited(tiers.len());
         let catalog = CatalogConfig { quotas, tenants_max: quota::TENANTS_MAX, ..CatalogConfig::new(tiers) };
         let catalog = Arc::new(Catalog::new(&catalog).expect("a catalog"));
@@ -268,6 +272,7 @@ impl World {
             (self.totals.pool_reads, self.totals.pool_writes) = (pool.read, pool.registered);
         }
         self.totals.far_reads = self.nodes.iter().map(|node| node.delivered).sum();
+        self.totals.far_mapped = self.nodes.iter().map(|node| node.mapped).sum();
         self.totals.far_offers = self.nodes.iter().map(|node| node.offered).sum();
         self.totals
     }
@@ -307,7 +312,7 @@ impl World {
             disk.answer(&mut self.random, is_honest);
         }
         for node in &mut self.nodes {
-            node.answer(&mut self.random, is_honest);
+            node.answer(self.now, &mut self.random, is_honest);
         }
     }
 
@@ -564,7 +569,7 @@ impl World {
     fn check_round(&self) {
         for identity in &self.absent {
             let shared = &self.mover.tiers.shared;
-            let is_there = shared.holds(HOST, identity) || shared.holds(DISK, identity);
+            let is_there = [HOST, DISK, MAPPED].into_iter().any(|tier| shared.holds(tier, identity));
             assert!(!is_there, "a block that was forgotten is there");
         }
         let Some(disk) = &self.mover.tiers.disk else { return };
@@ -618,6 +623,11 @@ impl World {
                 assert_eq!(self.holds, 0, "holds were not answered");
             }
         }
+        // Leases of what was looked for in the last of these rounds end, too; a whole round would look for more.
+        self.now += HOUR;
+        self.mover.tiers.now = self.now;
+        self.mover.tiers.expire_mapped();
+        self.take_in();
         self.check_quiet();
     }
 
@@ -631,6 +641,8 @@ impl World {
         let ahead = self.mover.background.held();
         assert!(ahead <= self.mover.tiers.host_slots() / 4, "{ahead} blocks are fetched ahead");
         assert_eq!(self.store.leased_slots(), 0, "slots of host memory that never came back");
+        let leases: usize = self.nodes.iter_mut().map(OtherNodes::leases).sum();
+        assert_eq!(leases, 0, "leases at pools that never end");
         let shared = &self.mover.tiers.shared;
         shared.catalog.debug_check();
         let published: HashSet<_> = (self.names.iter())

@@ -11,7 +11,7 @@ use crate::job::{Description, Medium, Moved};
 use crate::metrics::StoreCounters;
 use crate::planted::{Planted, is_planted};
 use crate::quota::NOBODY;
-use crate::shared::{HOST, MAPPED};
+use crate::shared::HOST;
 
 /// Slots that are kept free for callers who fill them: a part of host memory, as a divisor, and at most.
 const AHEAD_SHARE: usize = 32;
@@ -119,7 +119,7 @@ impl Tiers {
 
     /// Publishes that host memory has the block, unless listeners were never told that it left.
     fn tell_stored(&mut self, identity: BlockIdentity) {
-        if !self.is_published_on_host(&identity) && !self.shared.holds(MAPPED, &identity) {
+        if !self.is_published_on_host(&identity) {
             self.tell(Moved::Stored { identity, medium: Medium::Host });
         }
     }
@@ -147,7 +147,7 @@ impl Tiers {
         if let Some(disk) = &mut self.disk {
             disk.writes.removal_published(&identity);
         }
-        if !is_planted(Planted::SilentRemoval) && !self.shared.holds(MAPPED, &identity) {
+        if !is_planted(Planted::SilentRemoval) {
             self.tell(Moved::Removed { identity, medium: Medium::Host });
         }
     }

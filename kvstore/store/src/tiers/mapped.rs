@@ -3,7 +3,8 @@
 //!
 //! A pool keeps such a block as long as its lease lasts, and ends the connection of a client that holds one for longer: so a block is
 //! forgotten here when its time is up, whoever still reads it. A reader notices by the generation of the pool's slot. And what is leased
-//! cannot be evicted there: a block that was read is forgotten soon after, and asked for again when another prompt wants it.
+//! cannot be evicted there: a block that was read is forgotten soon after, and asked for again when another prompt wants it. Listeners are
+//! told nothing of blocks that come and go so fast.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,10 +16,11 @@ use kvstore_remote::with_identity;
 
 use super::Tiers;
 use crate::far::{LeaseGuard, MappedBlock};
-use crate::job::{Medium, Moved, Prepare};
+use crate::job::Prepare;
 use crate::memory::{MAPPED_SLOTS, MappedPlace};
 use crate::metrics::StoreCounters;
-use crate::shared::{HOST, MAPPED};
+use crate::planted::{Planted, is_planted};
+use crate::shared::MAPPED;
 
 /// How long a block stays known after it was read: for whoever wants it at the same time.
 const AFTER_READ: Duration = Duration::from_millis(100);
@@ -26,6 +28,7 @@ const AFTER_READ: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// A block of a pool that is known here.
+#[derive(Debug)]
 struct Known {
     identity: BlockIdentity,
     until: Instant,
@@ -33,7 +36,7 @@ struct Known {
 }
 
 /// What is known of pools' blocks, by their slots in the catalog's tier of them.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Mapped {
     known: Vec<Option<Known>>,
     /// When the time of each is up.
@@ -130,9 +133,6 @@ impl Tiers {
         self.mapped.set(slot, Known { identity, until, lease });
         StoreCounters::add(&shared.counters.from_far, 1);
         StoreCounters::add(&shared.counters.mapped, 1);
-        if !shared.holds(HOST, &identity) {
-            self.tell(Moved::Stored { identity, medium: Medium::Host });
-        }
         true
     }
 
@@ -164,6 +164,7 @@ impl Tiers {
         }
         while let Some(&(until, slot)) = self.mapped.ends.first()
             && until <= self.now
+            && !is_planted(Planted::KeptLease)
         {
             let known = self.mapped.known[slot as usize].as_ref();
             let identity = known.map(|known| known.identity).expect("a block with an end is known");
@@ -173,10 +174,6 @@ impl Tiers {
 
     fn left_mapped(&mut self, slot: u32) {
         self.shared.memory.set_mapped(slot, None);
-        if let Some(Known { identity, .. }) = self.mapped.take(slot)
-            && !self.shared.holds(HOST, &identity)
-        {
-            self.tell(Moved::Removed { identity, medium: Medium::Host });
-        }
+        self.mapped.take(slot);
     }
 }
