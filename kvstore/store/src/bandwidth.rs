@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvstore_plan::{Admission, BandwidthGate, BandwidthLimit, Priority, TIERS, Tier};
+use crate::plan::{Admission, BandwidthGate, BandwidthLimit, Priority, TIERS, Tier};
 
 pub(crate) struct Bandwidth {
     gate: BandwidthGate,

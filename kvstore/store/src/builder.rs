@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use dataplane_memory::{Copier, PageSize, Slab};
 use kvstore_catalog::{Catalog, CatalogConfig, Contents, PolicyKind, SlotOrder, TenantId, TierConfig};
 use kvstore_disk::{AdmissionConfig, Recovered};
-use kvstore_plan::Tier;
+use crate::plan::Tier;
 
 use crate::Description;
 use crate::background::Background;

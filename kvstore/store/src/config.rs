@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use kvstore_plan::{BandwidthLimit, ReturnConfig, TIERS};
+use crate::plan::{BandwidthLimit, ReturnConfig, TIERS};
 
 /// When a block is written to the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,7 +27,7 @@ pub struct StoreConfig {
     pub tenant_share: f64,
     /// When blocks of idle conversations are fetched ahead; `None`: never.
     pub prefetch: Option<ReturnConfig>,
-    /// What all traffic of a tier may take; what requests wait for comes first. By [`kvstore_plan::Tier::index`].
+    /// What all traffic of a tier may take; what requests wait for comes first. By [`crate::plan::Tier::index`].
     pub bandwidth: [Option<BandwidthLimit>; TIERS],
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, TierIndex};
-use kvstore_plan::{
+use crate::plan::{
     Choice, Exploration, ExplorationConfig, Group, PlanConfig, RecomputeModel, Request, Tier, TierSet,
     TierSpeeds, plan,
 };
@@ -53,7 +53,7 @@ pub struct Prompt<'a> {
     pub queued_tokens: u64,
 }
 
-/// Blocks of a prompt of a group of layers: see [`kvstore_plan::Group`].
+/// Blocks of a prompt of a group of layers: see [`crate::plan::Group`].
 #[derive(Debug, Clone, Copy)]
 pub struct PromptGroup<'a> {
     /// The group's block for each block of the prompt's chain.
@@ -232,11 +232,11 @@ impl Shared {
         let request = Request {
             held: &held,
             groups: &groups,
-            block_bytes: [bytes; kvstore_plan::TIERS],
+            block_bytes: [bytes; crate::plan::TIERS],
             block_tokens: prompt.block_tokens as u32,
             prompt_tokens: prompt.tokens as u32,
             device_blocks: prompt.device_blocks,
-            queued_bytes: [0; kvstore_plan::TIERS],
+            queued_bytes: [0; crate::plan::TIERS],
             queued_tokens: prompt.queued_tokens,
             deadline: None,
             previous: estimates.previous,

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::Lease;
-use kvstore_plan::{ReturnConfig, ReturnTimes};
+use crate::plan::{ReturnConfig, ReturnTimes};
 
 /// Conversations that are watched.
 const CONVERSATIONS_MAX: usize = 4096;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::Lease;
-use kvstore_plan::{Priority, ReturnConfig, Tier};
+use crate::plan::{Priority, ReturnConfig, Tier};
 
 use crate::job::{Destination, LoadRequest, Prepare, Probe};
 use crate::metrics::StoreCounters;

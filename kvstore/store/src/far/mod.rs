@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Sender;
 use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
-use kvstore_plan::Tier;
+use crate::plan::Tier;
 
 use crate::mover::Message;
 use crate::{Description, HostBlock};

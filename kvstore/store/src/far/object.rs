@@ -13,7 +13,7 @@ use kvstore_object::{
     Block, Credentials, Location, ObjectConfig, ObjectCounters, ObjectError, ObjectTier as Objects, Outcome,
     S3Config,
 };
-use kvstore_plan::Tier;
+use crate::plan::Tier;
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 

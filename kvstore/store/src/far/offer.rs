@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, Lease};
-use kvstore_plan::{Priority, Tier};
+use crate::plan::{Priority, Tier};
 
 use super::{FarLinks, Outgoing, Portion};
 use crate::shared::HOST;

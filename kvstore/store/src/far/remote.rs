@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use dataplane_fabric::Fabric;
 use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 use kvstore_block::BlockIdentity;
-use kvstore_plan::Tier;
+use crate::plan::Tier;
 use kvstore_remote::{
     MappedGroup, Outcome, PoolLease, PoolNode, RemoteConfig, RemoteCounters, RemotePool, StoreBlock,
     StoreResult, Ticket, Verified,

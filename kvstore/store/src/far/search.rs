@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Lease, TenantId};
-use kvstore_plan::Tier;
+use crate::plan::Tier;
 
 use super::lent_slot::LentSlot;
 use super::offer::Backlog;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{PolicyKind, TenantId};
-use kvstore_plan::Tier;
+use crate::plan::Tier;
 use kvstore_remote::Ticket;
 
 use super::in_flight_reads::InFlightReads;

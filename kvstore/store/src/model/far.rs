@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
-use kvstore_plan::Tier;
+use crate::plan::Tier;
 use kvstore_remote::with_identity;
 use xxhash_rust::xxh3::xxh3_64;
 

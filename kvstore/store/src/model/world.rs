@@ -10,7 +10,7 @@ use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, CatalogConfig, PolicyKind, SlotOrder, TenantId, TierConfig};
 use kvstore_disk::{AdmissionConfig, Usage};
-use kvstore_plan::{ReturnConfig, TIERS, Tier};
+use crate::plan::{ReturnConfig, TIERS, Tier};
 
 use super::disk::{Faults, ModelDisk};
 use super::far::OtherNodes;

@@ -2,7 +2,7 @@
 
 use kvstore_block::BlockIdentity;
 use kvstore_disk::ReadCheck;
-use kvstore_plan::Tier;
+use crate::plan::Tier;
 
 use super::{Arrival, Origin, Tiers};
 use crate::disk::{DiskCommand, Read, Waiter};

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use dataplane_memory::PageSize;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, CatalogConfig, PolicyKind, TierConfig};
-use kvstore_plan::{TIERS, Tier};
+use crate::plan::{TIERS, Tier};
 
 use super::Tiers;
 use crate::bandwidth::Bandwidth;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Evicting, Registered, Reserved, TenantId};
 use kvstore_disk::Usage;
-use kvstore_plan::{Priority, Tier};
+use crate::plan::{Priority, Tier};
 
 use super::Tiers;
 use crate::disk::{DiskCommand, DiskCopy, Hold, HostCopy, Write};

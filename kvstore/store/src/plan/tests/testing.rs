@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::explore::Exploration;
-use crate::planner::{Choice, Plan, Request, plan};
-use crate::recompute::{PrefillGuess, RecomputeModel};
-use crate::speed::{SpeedSnapshot, TierSpeed, TierSpeeds, duration};
-use crate::tier::{TIERS, Tier};
-use crate::{ExplorationConfig, PlanConfig};
+use crate::plan::explore::Exploration;
+use crate::plan::planner::{Choice, Plan, Request, plan};
+use crate::plan::recompute::{PrefillGuess, RecomputeModel};
+use crate::plan::speed::{SpeedSnapshot, TierSpeed, TierSpeeds, duration};
+use crate::plan::tier::{TIERS, Tier};
+use crate::plan::{ExplorationConfig, PlanConfig};
 
 /// Seeded random numbers (splitmix64).
 #[derive(Debug, Clone)]

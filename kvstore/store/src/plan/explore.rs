@@ -9,11 +9,11 @@
 
 use std::time::Duration;
 
-use crate::config::PlanConfig;
-use crate::error::{PlanError, in_range};
-use crate::planner::{Piece, Plan, Request, trusted_blocks};
-use crate::speed::SpeedSnapshot;
-use crate::tier::{TIERS, Tier};
+use crate::plan::config::PlanConfig;
+use crate::plan::error::{PlanError, in_range};
+use crate::plan::planner::{Piece, Plan, Request, trusted_blocks};
+use crate::plan::speed::SpeedSnapshot;
+use crate::plan::tier::{TIERS, Tier};
 
 /// The larger probe takes at least this long.
 const PROBE_S: f64 = 0.05;
@@ -105,10 +105,10 @@ impl Exploration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::planner::{Choice, plan};
-    use crate::recompute::RecomputeModel;
-    use crate::speed::TierSpeeds;
-    use crate::tier::TierSet;
+    use crate::plan::planner::{Choice, plan};
+    use crate::plan::recompute::RecomputeModel;
+    use crate::plan::speed::TierSpeeds;
+    use crate::plan::tier::TierSet;
 
     #[test]
     fn idle_tiers_are_probed_in_turn_once_an_interval() {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kvstore_plan::sweep::{self, PREFILL};
-use kvstore_plan::testing::{Random, SimulatedNode, speed};
-use kvstore_plan::{
+use crate::plan::tests::sweep::{self, PREFILL};
+use crate::plan::tests::testing::{Random, SimulatedNode, speed};
+use crate::plan::{
     Choice, Group, PlanConfig, RecomputeModel, Request, SpeedSnapshot, TIERS, Tier, TierSet, plan,
 };
 

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use kvstore_plan::sweep::{self, BLOCK_BYTES, BLOCK_TOKENS, PREFILL, PREFIX_TOKENS, disk_of};
-use kvstore_plan::testing::{Random, SimulatedNode, speed};
-use kvstore_plan::{
+use crate::plan::tests::sweep::{self, BLOCK_BYTES, BLOCK_TOKENS, PREFILL, PREFIX_TOKENS, disk_of};
+use crate::plan::tests::testing::{Random, SimulatedNode, speed};
+use crate::plan::{
     Choice, PlanConfig, RecomputeModel, Request, TIERS, Tier, TierSet, TierSpeed, TierSpeeds, plan,
 };
 

@@ -10,8 +10,8 @@
 
 use std::time::Duration;
 
-use crate::learner::Learner;
-use crate::tier::{TIERS, Tier};
+use crate::plan::learner::Learner;
+use crate::plan::tier::{TIERS, Tier};
 
 /// What is known of a tier.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -153,7 +153,7 @@ pub(crate) fn duration(seconds: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Random;
+    use crate::plan::tests::testing::Random;
 
     #[test]
     fn latency_and_bandwidth_are_told_apart_and_the_queue_counts() {

@@ -23,7 +23,7 @@
 
 use std::time::Duration;
 
-use crate::speed::duration;
+use crate::plan::speed::duration;
 
 /// Seconds until the first token when onboarding ends `onboard_s` after the worker is free, and `compute_s` are
 /// to be computed, of which the worker hides a part `overlap` of the shorter behind the longer.
@@ -79,7 +79,7 @@ pub fn give_up_after(waiting: &Waiting) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Random;
+    use crate::plan::tests::testing::Random;
 
     /// The worst ratio to the better alternative over random cases, and whether X ≤ D was always optimal.
     fn worst(seed: u64, tail_of: impl Fn(f64, &mut Random) -> f64) -> f64 {

@@ -15,7 +15,7 @@
 //!
 //! One thread owns a learner; an observation neither allocates nor makes a system call.
 
-use crate::least_squares::LeastSquares;
+use crate::plan::least_squares::LeastSquares;
 
 /// Memory: a row weighs 1/e after so many further rows.
 const MEMORY_ROWS: f64 = 256.0;
@@ -193,7 +193,7 @@ impl<const N: usize> Learner<N> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Random;
+    use crate::plan::tests::testing::Random;
 
     #[test]
     fn one_stall_does_not_move_the_line_but_a_change_does() {

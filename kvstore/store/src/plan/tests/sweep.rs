@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
-use crate::config::PlanConfig;
-use crate::planner::{Choice, Request};
-use crate::recompute::PrefillGuess;
-use crate::speed::SpeedSnapshot;
-use crate::testing::{Random, SimulatedNode, speed};
-use crate::tier::{TIERS, Tier, TierSet};
+use crate::plan::config::PlanConfig;
+use crate::plan::planner::{Choice, Request};
+use crate::plan::recompute::PrefillGuess;
+use crate::plan::speed::SpeedSnapshot;
+use crate::plan::tests::testing::{Random, SimulatedNode, speed};
+use crate::plan::tier::{TIERS, Tier, TierSet};
 
 /// Requests that a node serves before it is judged.
 pub const WARM_UP: usize = 200;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kvstore_block::TokenBucket;
 
-use crate::tier::{TIERS, Tier};
+use crate::plan::tier::{TIERS, Tier};
 
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

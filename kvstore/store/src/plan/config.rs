@@ -1,6 +1,6 @@
 //! Settings of the planner.
 
-use crate::error::{PlanError, in_range};
+use crate::plan::error::{PlanError, in_range};
 
 /// Settings of [`plan`](crate::plan).
 #[derive(Debug, Clone, Copy, PartialEq)]

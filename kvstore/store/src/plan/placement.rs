@@ -8,7 +8,7 @@
 //! Only counts per (tier, set of holders) are kept: O(blocks) for a constant number of tiers, and no
 //! allocation; which block is whose is decided once, at the end, in long runs.
 
-use crate::tier::{TIERS, Tier, TierSet};
+use crate::plan::tier::{TIERS, Tier, TierSet};
 
 const CLASSES: usize = 1 << TIERS;
 
@@ -145,7 +145,7 @@ pub(crate) fn finish_s(cost: &TierCost, blocks: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Random;
+    use crate::plan::tests::testing::Random;
 
     fn class_members(class: usize) -> TierSet {
         Tier::ALL.into_iter().filter(|tier| class >> tier.index() & 1 == 1).collect()

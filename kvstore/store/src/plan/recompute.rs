@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use crate::learner::Learner;
-use crate::speed::duration;
+use crate::plan::learner::Learner;
+use crate::plan::speed::duration;
 
 /// Coefficients that are assumed before anything was measured: an 8-billion-parameter model on one data
 /// centre GPU.
@@ -93,7 +93,7 @@ fn features(tokens: u32, context_tokens: u32, queued_tokens: u64) -> [f64; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Random;
+    use crate::plan::tests::testing::Random;
 
     #[test]
     fn a_worker_far_from_the_guess_is_learnt() {

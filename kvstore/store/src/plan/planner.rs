@@ -3,7 +3,7 @@
 //! Attention needs the KV of the whole prefix, so a plan onboards leading blocks and computes the rest. For each
 //! number of onboarded blocks k the time to the first token is predicted as
 //! `Q + combined(max(O(k) − Q, 0), R(k))`: Q is the worker's queue (onboarding during it is free), O the
-//! time until the last block arrives with tiers in parallel ([`crate::placement`]), R the time to compute the
+//! time until the last block arrives with tiers in parallel ([`crate::plan::placement`]), R the time to compute the
 //! tokens after block k behind that context; at least one token is computed, the engine needs its logits.
 //! Every k is tried: O(blocks × (tiers + groups)).
 //!
@@ -21,12 +21,12 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::config::PlanConfig;
-use crate::give_up::{Waiting, combined_s, give_up_after};
-use crate::placement::{Placement, TierCost, finish_s};
-use crate::recompute::{PrefillGuess, RecomputeModel};
-use crate::speed::{SpeedSnapshot, TierSpeed, duration};
-use crate::tier::{TIERS, Tier, TierSet};
+use crate::plan::config::PlanConfig;
+use crate::plan::give_up::{Waiting, combined_s, give_up_after};
+use crate::plan::placement::{Placement, TierCost, finish_s};
+use crate::plan::recompute::{PrefillGuess, RecomputeModel};
+use crate::plan::speed::{SpeedSnapshot, TierSpeed, duration};
+use crate::plan::tier::{TIERS, Tier, TierSet};
 
 /// Whether a plan onboards anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use crate::error::{PlanError, in_range};
+use crate::plan::error::{PlanError, in_range};
 
 const BUCKETS: usize = 48;
 const BUCKETS_PER_OCTAVE: f64 = 2.0;
@@ -146,7 +146,7 @@ fn position(gap: Duration) -> (usize, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Random;
+    use crate::plan::tests::testing::Random;
 
     #[test]
     fn the_chance_follows_the_habit_and_its_change() {

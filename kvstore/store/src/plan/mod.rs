@@ -8,10 +8,8 @@
 //! * [`ReturnTimes`] says whether an idle conversation is likely to go on.
 //!
 //! Pure arithmetic: no thread, no clock, no I/O. Time is an argument everywhere. Planning runs once a
-//! request and allocates the pieces that it returns; the rest allocates nothing. The crate knows tiers, blocks
+//! request and allocates the pieces that it returns; the rest allocates nothing. This module knows tiers, blocks
 //! and tokens as numbers; it knows nothing of slots, files, workers or HTTP.
-
-#![forbid(unsafe_code)]
 
 mod config;
 mod error;
@@ -25,8 +23,8 @@ mod planner;
 mod recompute;
 mod returns;
 mod speed;
-pub mod sweep;
-pub mod testing;
+#[cfg(test)]
+mod tests;
 mod tier;
 
 pub use config::PlanConfig;

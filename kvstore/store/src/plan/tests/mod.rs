@@ -1,0 +1,6 @@
+//! What plans promise, in simulation.
+
+mod groups;
+mod promise;
+mod sweep;
+pub(super) mod testing;
