@@ -34,7 +34,7 @@ from kvasir_kv.library import Library, Memory, Operation, Plane, Store  # noqa: 
 
 READERS = 4
 PIECE = 1 << 20
-WARM_UP = 6
+WARM_UP = 11
 
 
 class Tensors:
@@ -193,7 +193,7 @@ class Bench:
         configuration = folder / "pool.toml"
         slot = -(-(self.block_bytes + 8192) // 4096) * 4
         configuration.write_text(
-            f'[store]\nname = "bench"\npool = "{5 * self.bytes >> 20} MiB"\nslot = "{slot} KiB"\nresp = []\nlisten = "127.0.0.1:0"\n'
+            f'[store]\nname = "bench"\npool = "{10 * self.bytes >> 20} MiB"\nslot = "{slot} KiB"\nresp = []\nlisten = "127.0.0.1:0"\n'
             f'http = "127.0.0.1:0"\n[transfer]\ntransport = "shm"\nsocket_folder = "{folder}"\n')
         with open(folder / "log", "wb") as log:
             process = subprocess.Popen([self.options.kvasir, "store", "--config", configuration], stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -1,10 +1,13 @@
 //! Sums of memory that others may write meanwhile, and copies that are summed on the way.
 //!
-//! Each chunk is loaded into registers once; what is summed is what is stored. Taking the checksum costs next to nothing then, where
-//! the copy is bound by memory (one Zen 4, 256 MiB, one thread, GB/s: `memcpy` 10 to 12, through the caches 12 to 13, past them 17).
+//! Each chunk is loaded once; what is summed is what is stored. A compiler is free to load it again for the second use, and did, so each
+//! chunk of a copy passes through an empty assembly block ([`black_box`] without vectors), behind which its value is not known to be that
+//! of the memory. `a_writer_beside_the_copy_is_no_danger` looks. Taking the checksum costs next to nothing then, where the copy is bound by memory (one Zen 4, 256 MiB, one thread, GB/s: `memcpy` 10 to 12, through the caches 12 to 13,
+//! past them 17).
 
 #![allow(unsafe_code)]
 
+use std::hint::black_box;
 use std::sync::atomic::Ordering;
 
 use crate::{CHECKSUMMED_BYTES, LANE_BYTES, POSITION_STEP, Stores, WIDTH, mix_at, position};
@@ -13,6 +16,9 @@ use crate::{CHECKSUMMED_BYTES, LANE_BYTES, POSITION_STEP, Stores, WIDTH, mix_at,
 const CHUNK_BYTES: usize = WIDTH * LANE_BYTES;
 
 type Chunk = [u64; WIDTH];
+
+/// A copy that is summed on the way: first lane, source, target, bytes.
+type Copy = unsafe fn(u64, *const u8, *mut u8, usize) -> u64;
 
 /// The sum of `bytes` bytes at `source`.
 ///
@@ -33,7 +39,7 @@ pub(crate) unsafe fn sum(first_lane: u64, source: *const u8, bytes: usize) -> u6
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { walk(first_lane, source, bytes, |_, _| {}) }
+    unsafe { walk(first_lane, source, bytes, load_to_sum, |_, _| {}) }
 }
 
 /// Copies `bytes` bytes and gives the sum of what was copied.
@@ -51,42 +57,54 @@ pub(crate) unsafe fn copy(
     #[cfg(target_arch = "x86_64")]
     {
         let streams = stores == Stores::Streaming && target.addr().is_multiple_of(x86::LINE_BYTES);
-        if x86::has_avx512() {
-            // SAFETY: the machine has AVX-512; the ranges are valid and apart (the caller), the target is aligned if it is streamed to.
-            return unsafe {
-                if streams {
-                    x86::stream_avx512(first_lane, source, target, bytes)
-                } else {
-                    x86::copy_avx512(first_lane, source, target, bytes)
-                }
-            };
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the same with AVX2.
-            return unsafe {
-                if streams {
-                    x86::stream_avx2(first_lane, source, target, bytes)
-                } else {
-                    x86::copy_avx2(first_lane, source, target, bytes)
-                }
-            };
+        let way: Option<Copy> = match (x86::has_avx512(), std::arch::is_x86_feature_detected!("avx2")) {
+            (true, _) => Some(if streams { x86::stream_avx512 } else { x86::copy_avx512 }),
+            (false, true) => Some(if streams { x86::stream_avx2 } else { x86::copy_avx2 }),
+            (false, false) => None,
+        };
+        if let Some(way) = way {
+            // SAFETY: the machine has what it needs; the ranges are valid and apart (the caller), and the target lies on a line if it is
+            // streamed to.
+            return unsafe { way(first_lane, source, target, bytes) };
         }
     }
     let _only_x86_streams = stores;
     // SAFETY: the caller's promise.
-    unsafe { copy_chunks(first_lane, source, target, bytes) }
+    unsafe { copy_chunks(first_lane, source, target, bytes, load) }
+}
+
+/// Loads a chunk that is summed and nothing else. For [`walk`] alone.
+#[inline(always)]
+fn load_to_sum(from: *const u8) -> Chunk {
+    // SAFETY: `walk` gives chunks that can be read; no alignment is needed.
+    unsafe { from.cast::<Chunk>().read_unaligned() }
+}
+
+/// Loads a chunk, once. For [`walk`] alone, which gives places of the source.
+#[inline(always)]
+fn load(from: *const u8) -> Chunk {
+    // SAFETY: `walk` gives chunks that can be read; no alignment is needed.
+    black_box(unsafe { from.cast::<Chunk>().read_unaligned() })
 }
 
 /// # Safety
 /// As for [`copy`].
 #[inline(always)]
-unsafe fn copy_chunks(first_lane: u64, source: *const u8, target: *mut u8, bytes: usize) -> u64 {
+unsafe fn copy_chunks(
+    first_lane: u64,
+    source: *const u8,
+    target: *mut u8,
+    bytes: usize,
+    load: impl Fn(*const u8) -> Chunk,
+) -> u64 {
     let store = |at: usize, chunk: &[u8]| {
-        // SAFETY: `walk` gives each part of the range once, and the target has room for all of it (the caller).
-        unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), target.add(at), chunk.len()) };
+        // SAFETY: inside the target, which has room for all bytes (the caller).
+        let to = unsafe { target.add(at) };
+        // SAFETY: as above, for a chunk that is apart from it; `walk` gives each part of the range once.
+        unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), to, chunk.len()) };
     };
     // SAFETY: the source can be read (the caller).
-    unsafe { walk(first_lane, source, bytes, store) }
+    unsafe { walk(first_lane, source, bytes, load, store) }
 }
 
 /// Loads `bytes` bytes chunk by chunk, hands each to `store` with its place and gives the sum. All chunks but the last have
@@ -95,13 +113,20 @@ unsafe fn copy_chunks(first_lane: u64, source: *const u8, target: *mut u8, bytes
 /// # Safety
 /// The bytes can be read.
 #[inline(always)]
-unsafe fn walk(first_lane: u64, source: *const u8, bytes: usize, store: impl Fn(usize, &[u8])) -> u64 {
+unsafe fn walk(
+    first_lane: u64,
+    source: *const u8,
+    bytes: usize,
+    load: impl Fn(*const u8) -> Chunk,
+    store: impl Fn(usize, &[u8]),
+) -> u64 {
     let mut positions: Chunk = std::array::from_fn(|at| position(first_lane.wrapping_add(at as u64)));
     let mut sums: Chunk = [0; WIDTH];
     let mut at = 0;
     while at + CHUNK_BYTES <= bytes {
         // SAFETY: the chunk ends at or before `bytes`.
-        let chunk = unsafe { source.add(at).cast::<Chunk>().read_unaligned() };
+        let from = unsafe { source.add(at) };
+        let chunk = load(from);
         // SAFETY: any bytes of a chunk may be looked at as bytes.
         store(at, unsafe { std::slice::from_raw_parts(chunk.as_ptr().cast::<u8>(), CHUNK_BYTES) });
         for lane in 0..WIDTH {
@@ -114,8 +139,11 @@ unsafe fn walk(first_lane: u64, source: *const u8, bytes: usize, store: impl Fn(
     if at < bytes {
         let mut rest = [0_u8; CHUNK_BYTES];
         let len = bytes - at;
-        // SAFETY: the rest ends at `bytes` and is shorter than a chunk.
-        unsafe { std::ptr::copy_nonoverlapping(source.add(at), rest.as_mut_ptr(), len) };
+        // SAFETY: the rest begins inside the source.
+        let from = unsafe { source.add(at) };
+        // SAFETY: it ends at `bytes` and is shorter than a chunk.
+        unsafe { std::ptr::copy_nonoverlapping(from, rest.as_mut_ptr(), len) };
+        let rest = black_box(rest);
         store(at, &rest[..len]);
         let lanes = rest[..len.next_multiple_of(LANE_BYTES)].as_chunks::<LANE_BYTES>().0;
         for (lane, value) in lanes.iter().enumerate() {
@@ -133,7 +161,9 @@ mod x86 {
         _mm512_stream_si512,
     };
 
-    use super::{CHUNK_BYTES, copy_chunks, walk};
+    use std::arch::asm;
+
+    use super::{CHUNK_BYTES, Chunk, copy_chunks, load_to_sum, walk};
 
     /// What streaming needs of its target: whole lines are written then.
     pub(super) const LINE_BYTES: usize = 64;
@@ -143,12 +173,58 @@ mod x86 {
         std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512dq")
     }
 
+    /// Loads a chunk, once: the assembly may have changed it, for all that the compiler knows.
+    ///
+    /// # Safety
+    /// It can be read; the machine has AVX-512.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn load_avx512(from: *const u8) -> Chunk {
+        // SAFETY: the caller's promise; no alignment is needed.
+        let mut vectors = unsafe { from.cast::<[__m512i; 2]>().read_unaligned() };
+        let [first, second] = &mut vectors;
+        // SAFETY: it does nothing.
+        unsafe {
+            asm!(
+                "/* {0} {1} */",
+                inout(zmm_reg) * first,
+                inout(zmm_reg) * second,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        // SAFETY: lanes of 128 bytes.
+        unsafe { std::mem::transmute(vectors) }
+    }
+
+    /// # Safety
+    /// It can be read; the machine has AVX2.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn load_avx2(from: *const u8) -> Chunk {
+        // SAFETY: the caller's promise; no alignment is needed.
+        let mut vectors = unsafe { from.cast::<[__m256i; 4]>().read_unaligned() };
+        let [first, second, third, fourth] = &mut vectors;
+        // SAFETY: it does nothing.
+        unsafe {
+            asm!(
+                "/* {0} {1} {2} {3} */",
+                inout(ymm_reg) * first,
+                inout(ymm_reg) * second,
+                inout(ymm_reg) * third,
+                inout(ymm_reg) * fourth,
+                options(nomem, nostack, preserves_flags)
+            );
+        }
+        // SAFETY: lanes of 128 bytes.
+        unsafe { std::mem::transmute(vectors) }
+    }
+
     /// # Safety
     /// As for [`super::sum`]; the machine has AVX-512 (F, DQ).
     #[target_feature(enable = "avx512f,avx512dq")]
     pub(super) unsafe fn sum_avx512(first_lane: u64, source: *const u8, bytes: usize) -> u64 {
         // SAFETY: the caller's promise.
-        unsafe { walk(first_lane, source, bytes, |_, _| {}) }
+        unsafe { walk(first_lane, source, bytes, load_to_sum, |_, _| {}) }
     }
 
     /// # Safety
@@ -156,7 +232,7 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn sum_avx2(first_lane: u64, source: *const u8, bytes: usize) -> u64 {
         // SAFETY: the caller's promise.
-        unsafe { walk(first_lane, source, bytes, |_, _| {}) }
+        unsafe { walk(first_lane, source, bytes, load_to_sum, |_, _| {}) }
     }
 
     /// # Safety
@@ -168,16 +244,20 @@ mod x86 {
         target: *mut u8,
         bytes: usize,
     ) -> u64 {
+        // SAFETY: `walk` gives chunks of the source.
+        let load = |from| unsafe { load_avx512(from) };
         // SAFETY: the caller's promise.
-        unsafe { copy_chunks(first_lane, source, target, bytes) }
+        unsafe { copy_chunks(first_lane, source, target, bytes, load) }
     }
 
     /// # Safety
     /// As for [`super::copy`]; the machine has AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn copy_avx2(first_lane: u64, source: *const u8, target: *mut u8, bytes: usize) -> u64 {
+        // SAFETY: `walk` gives chunks of the source.
+        let load = |from| unsafe { load_avx2(from) };
         // SAFETY: the caller's promise.
-        unsafe { copy_chunks(first_lane, source, target, bytes) }
+        unsafe { copy_chunks(first_lane, source, target, bytes, load) }
     }
 
     /// # Safety
@@ -189,29 +269,16 @@ mod x86 {
         target: *mut u8,
         bytes: usize,
     ) -> u64 {
-        let store = |at: usize, chunk: &[u8]| {
-            // SAFETY: `walk` gives each part of the range once, inside the target (the caller).
-            let to = unsafe { target.add(at) };
-            if chunk.len() < CHUNK_BYTES {
-                // SAFETY: as above; a local chunk and the target are apart.
-                return unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), to, chunk.len()) };
-            }
-            for line in (0..CHUNK_BYTES).step_by(size_of::<__m512i>()) {
-                // SAFETY: inside the chunk.
-                let from = unsafe { chunk.as_ptr().add(line) };
-                // SAFETY: readable; no alignment is needed.
-                let value = unsafe { _mm512_loadu_si512(from.cast()) };
-                // SAFETY: inside the target, which begins on a line, as each chunk of it does.
-                let to = unsafe { to.add(line) };
-                // SAFETY: writable and aligned.
-                unsafe { _mm512_stream_si512(to.cast(), value) };
-            }
+        let store = |from: *const u8, to: *mut u8| {
+            // SAFETY: readable (`stream`); no alignment is needed.
+            let value = unsafe { _mm512_loadu_si512(from.cast()) };
+            // SAFETY: writable and aligned (`stream`).
+            unsafe { _mm512_stream_si512(to.cast(), value) };
         };
-        // SAFETY: the source can be read (the caller).
-        let sum = unsafe { walk(first_lane, source, bytes, store) };
-        // Other threads see these stores before those that follow.
-        _mm_sfence();
-        sum
+        // SAFETY: `walk` gives chunks of the source.
+        let load = |from| unsafe { load_avx512(from) };
+        // SAFETY: the caller's promise.
+        unsafe { stream::<{ size_of::<__m512i>() }>(first_lane, source, target, bytes, load, store) }
     }
 
     /// # Safety
@@ -223,6 +290,31 @@ mod x86 {
         target: *mut u8,
         bytes: usize,
     ) -> u64 {
+        let store = |from: *const u8, to: *mut u8| {
+            // SAFETY: readable (`stream`); no alignment is needed.
+            let value = unsafe { _mm256_loadu_si256(from.cast()) };
+            // SAFETY: writable and aligned (`stream`).
+            unsafe { _mm256_stream_si256(to.cast(), value) };
+        };
+        // SAFETY: `walk` gives chunks of the source.
+        let load = |from| unsafe { load_avx2(from) };
+        // SAFETY: the caller's promise.
+        unsafe { stream::<{ size_of::<__m256i>() }>(first_lane, source, target, bytes, load, store) }
+    }
+
+    /// Copies and sums, with a store past the caches of `VECTOR` bytes at a time.
+    ///
+    /// # Safety
+    /// As for [`super::copy`]; the target lies on a line.
+    #[inline(always)]
+    unsafe fn stream<const VECTOR: usize>(
+        first_lane: u64,
+        source: *const u8,
+        target: *mut u8,
+        bytes: usize,
+        load: impl Fn(*const u8) -> Chunk,
+        store_vector: impl Fn(*const u8, *mut u8),
+    ) -> u64 {
         let store = |at: usize, chunk: &[u8]| {
             // SAFETY: `walk` gives each part of the range once, inside the target (the caller).
             let to = unsafe { target.add(at) };
@@ -230,21 +322,19 @@ mod x86 {
                 // SAFETY: as above; a local chunk and the target are apart.
                 return unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), to, chunk.len()) };
             }
-            for part in (0..CHUNK_BYTES).step_by(size_of::<__m256i>()) {
+            for offset in (0..CHUNK_BYTES).step_by(VECTOR) {
                 // SAFETY: inside the chunk.
-                let from = unsafe { chunk.as_ptr().add(part) };
-                // SAFETY: readable; no alignment is needed.
-                let value = unsafe { _mm256_loadu_si256(from.cast()) };
+                let from = unsafe { chunk.as_ptr().add(offset) };
                 // SAFETY: inside the target, which begins on a line, as each chunk of it does.
-                let to = unsafe { to.add(part) };
-                // SAFETY: writable and aligned.
-                unsafe { _mm256_stream_si256(to.cast(), value) };
+                let to = unsafe { to.add(offset) };
+                store_vector(from, to);
             }
         };
         // SAFETY: the source can be read (the caller).
-        let sum = unsafe { walk(first_lane, source, bytes, store) };
+        let sum = unsafe { walk(first_lane, source, bytes, load, store) };
         // Other threads see these stores before those that follow.
-        _mm_sfence();
+        // SAFETY: each x86-64 has it.
+        unsafe { _mm_sfence() };
         sum
     }
 }
@@ -256,13 +346,11 @@ mod tests {
     #[repr(align(64))]
     struct Target([u8; 4200]);
 
-    type Copy = unsafe fn(u64, *const u8, *mut u8, usize) -> u64;
-
     /// Every way that this machine has; what it lacks is passed over.
     fn ways() -> Vec<(&'static str, Copy)> {
         let mut ways: Vec<(&'static str, Copy)> = vec![("plain", |lane, source, target, bytes| {
             // SAFETY: the tests give valid ranges.
-            unsafe { copy_chunks(lane, source, target, bytes) }
+            unsafe { copy_chunks(lane, source, target, bytes, load) }
         })];
         #[cfg(target_arch = "x86_64")]
         {
@@ -322,13 +410,44 @@ mod tests {
             for stores in [Stores::Cached, Stores::Streaming] {
                 for to in [0, 1, 8, 63] {
                     let mut target = Target([0xEE; 4200]);
+                    let place = target.0[to..].as_mut_ptr();
                     // SAFETY: both have `len` bytes and are apart.
-                    let got = unsafe {
-                        super::copy(first_lane, source.as_ptr(), target.0.as_mut_ptr().add(to), len, stores)
-                    };
+                    let got = unsafe { super::copy(first_lane, source.as_ptr(), place, len, stores) };
                     assert_eq!((got, &target.0[to..to + len]), (sum, source), "{stores:?} at {to}");
                 }
             }
         }
+    }
+
+    /// What a copy has summed is what it has stored, whatever the source was meanwhile.
+    #[test]
+    fn a_writer_beside_the_copy_is_no_danger() {
+        use std::sync::atomic::{AtomicBool, AtomicU64};
+        let source: Vec<AtomicU64> = (0..512).map(AtomicU64::new).collect();
+        let (is_over, ways) = (AtomicBool::new(false), ways());
+        let (mut changes, mut wrong) = (0, Vec::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1_u64.. {
+                    source.iter().for_each(|word| word.store(round, Ordering::Relaxed));
+                    if is_over.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+            for round in 0..20_000 {
+                let (name, copy) = ways[round % ways.len()];
+                let mut target = Target([0xEE; 4200]);
+                // SAFETY: both have 4096 bytes, are apart, and the target lies on a line.
+                let sum = unsafe { copy(0, source.as_ptr().cast(), target.0.as_mut_ptr(), 4096) };
+                if sum != expected(0, &target.0[..4096]) {
+                    wrong.push(name);
+                }
+                changes += usize::from(target.0[..8] != target.0[4088..4096]);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        println!("{changes} of 20000 copies met a change");
+        assert_eq!(wrong, [""; 0]);
     }
 }

@@ -16,14 +16,16 @@ pub struct PartialChecksum {
 }
 
 impl PartialChecksum {
-    /// Goes on with the first `bytes` bytes of a slot; takes what it reads off the budget. [`dataplane_checksum::checksum`] of them,
-    /// once all were read; the next slot begins then. Panics when the slot is smaller.
+    /// Goes on with the first `bytes` bytes of a slot; takes what it reads off the budget, which it overruns by less than 16 KiB.
+    /// [`dataplane_checksum::checksum`] of them once all were read, `None` while the budget is used up. A slot at a time:
+    /// [`Self::reset`] before another one is begun in its place. Panics when the slot is smaller.
     pub fn advance(&mut self, slot: &SlotRef, bytes: usize, budget: &mut usize) -> Option<u64> {
         while self.at < bytes {
             if *budget == 0 {
                 return None;
             }
-            let piece = budget.next_multiple_of(PIECE_BYTES).min(bytes - self.at);
+            let left = bytes - self.at;
+            let piece = left.min(*budget).next_multiple_of(PIECE_BYTES).min(left);
             slot.slab().add_to_sum(slot.slot(), self.at, piece, &mut self.sum);
             self.at += piece;
             *budget = budget.saturating_sub(piece);

@@ -76,9 +76,9 @@ impl StoreBackend {
         self.store.look_up(&[BlockIdentity(*identity)]) > 0
     }
 
-    /// Whether the block is there; it counts as used then.
+    /// Whether the block is here for good; it counts as used then. One in a pool's memory may be gone in a moment.
     pub(crate) fn is_there_to_use(&self, identity: &Identity) -> bool {
-        let is_there = self.is_there(identity);
+        let is_there = self.store.is_kept(&BlockIdentity(*identity));
         if is_there {
             self.store.touch(&[BlockIdentity(*identity)]);
         }
@@ -124,7 +124,7 @@ impl StoreBackend {
             }
             _ if block.is_gone() => {
                 drop(held);
-                self.store.forget_on_host(vec![BlockIdentity(*identity)]);
+                self.store.forget_gone(BlockIdentity(*identity));
                 Ok(self.missed())
             }
             _ => {

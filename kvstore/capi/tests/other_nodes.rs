@@ -188,7 +188,7 @@ fn a_chain_that_one_engine_saved_is_a_hit_of_another() {
     let random = &mut Random(seed(2001));
     for transport in [Transport::Shm, Transport::Tcp] {
         let pools =
-            [Pool::new(transport, 128, SLOT, loopback(0)), Pool::new(transport, 128, SLOT, loopback(0))];
+            [Pool::new(transport, 256, SLOT, loopback(0)), Pool::new(transport, 256, SLOT, loopback(0))];
         // Three groups of 16, so that both nodes have some, as far as the names want it.
         let far = format!("{}group = 16\n", nodes(&[&pools[0], &pools[1]]));
         let (one, saved, of_one) = store(&far, random);
@@ -214,7 +214,10 @@ fn a_chain_that_one_engine_saved_is_a_hit_of_another() {
         }
         assert_eq!(fetch(&two, &names, 0), 48, "and those, when they are wanted");
         assert_eq!(fetch(&two, &names, 48), 48, "nothing is left to ask for");
-        assert_eq!((two.statistics().far_read, two.statistics().damaged), (48, 0));
+        // Blocks that are read in place are asked for again some time after they were read.
+        let (read, damaged) = (two.statistics().far_read, two.statistics().damaged);
+        let is_right = if transport == Transport::Shm { read >= 48 } else { read == 48 };
+        assert!(is_right && damaged == 0, "{read} read, {damaged} damaged over {transport:?}");
         assert_eq!(one.statistics().far_written, 48);
         // The last look-up's lease is given back with its reads.
         pools.iter().for_each(|pool| pool.wait("leases", |leases| leases == 0));
@@ -518,8 +521,10 @@ fn pools_that_come_and_go_leave_nothing_behind() {
         let asked = two.poll(Duration::from_secs(30)).payload_bytes as usize;
         assert!(asked <= 40);
         if asked > 0 {
-            assert_eq!(two.load(of_two, &chain[..asked], &blocks[..asked]).0, 0);
-            (0..asked as u64).for_each(|block| {
+            // What lay in the memory of the pool that went may have gone with it.
+            let (status, came) = two.load(of_two, &chain[..asked], &blocks[..asked]);
+            assert_eq!(status, i32::from(came < asked as u64), "{came} of {asked}");
+            (0..came).for_each(|block| {
                 assert_eq!(loaded.payload_now(block), saved.payload(block), "block {block}")
             });
         }

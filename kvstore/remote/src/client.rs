@@ -18,11 +18,11 @@ mod storing;
 mod sweep;
 mod transfer;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use dataplane_fabric::{Event, Fabric};
+use dataplane_fabric::{Event, Fabric, PeerId};
 use dataplane_memory::{PartialChecksum, SlotRef};
 use kvstore_block::BlockIdentity;
 
@@ -59,6 +59,8 @@ pub struct RemotePool<F> {
     /// Blocks that are here and wait for their checksum.
     checks: VecDeque<Check>,
     verifier: PartialChecksum,
+    /// Blocks that are read in place, by the connection to their node.
+    mapped: HashMap<PeerId, usize>,
     /// Operations that something happened to in this poll.
     touched: BTreeSet<u64>,
     replication: Replication,
@@ -100,6 +102,7 @@ impl<F: Fabric> RemotePool<F> {
             transfers: BTreeMap::new(),
             checks: VecDeque::new(),
             verifier: PartialChecksum::default(),
+            mapped: HashMap::new(),
             touched: BTreeSet::new(),
             replication,
             next_id: 1,

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::plan::Tier;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use dataplane_memory::{Copier, PageSize, Slab};
 use kvstore_catalog::{Catalog, CatalogConfig, Contents, PolicyKind, SlotOrder, TenantId, TierConfig};
 use kvstore_disk::{AdmissionConfig, Recovered};
-use crate::plan::Tier;
 
 use crate::Description;
 use crate::background::Background;

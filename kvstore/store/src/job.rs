@@ -193,6 +193,8 @@ pub(crate) enum Job {
     Probe(Probe),
     Forget(Vec<BlockIdentity>),
     ForgetOnHost(Vec<BlockIdentity>),
+    /// A block has gone from the pool's memory that it was known to lie in.
+    ForgetGone(BlockIdentity),
 }
 
 pub(crate) struct NewBlock {

@@ -6,8 +6,8 @@
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_checksum::{LANE_BYTES, Stores, Sum};
 use dataplane_memory::{MemoryError, PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
@@ -34,8 +34,6 @@ pub(crate) struct HostMemory {
     notes: Vec<Note>,
     /// Where the blocks of [`MAPPED`] lie, by their slots in that tier.
     mapped: Vec<Mutex<Option<Arc<MappedPlace>>>>,
-    /// Slots of those whose blocks somebody has read, for the store's thread.
-    read_mapped: (Sender<u32>, Receiver<u32>),
 }
 
 /// Blocks of pools on this host that may be known at a time.
@@ -52,9 +50,29 @@ pub(crate) struct MappedPlace {
     pub(crate) position: u32,
     /// The first bytes of what its owner keeps with it.
     pub(crate) word: u64,
+    made: Instant,
+    /// When it was read last, in ms since `made` and one; 0: never. Relaxed: nothing else depends on it.
+    read_at_ms: AtomicU64,
 }
 
 impl MappedPlace {
+    pub(crate) fn new(slab: Arc<Slab>, slot: u32, generation: u32, position: u32, word: u64) -> Self {
+        let (made, read_at_ms) = (Instant::now(), AtomicU64::new(0));
+        Self { slab, slot, generation, position, word, made, read_at_ms }
+    }
+
+    fn was_read(&self) {
+        self.read_at_ms.store(self.made.elapsed().as_millis() as u64 + 1, Ordering::Relaxed);
+    }
+
+    /// Whether it was read, and not within so much time before `now`.
+    pub(crate) fn was_read_before(&self, now: Instant, within: Duration) -> bool {
+        match self.read_at_ms.load(Ordering::Relaxed) {
+            0 => false,
+            ms => self.made + Duration::from_millis(ms) + within <= now,
+        }
+    }
+
     /// Whether the pool has given the slot to another block since.
     pub(crate) fn is_gone(&self) -> bool {
         // What was read before is read before the generation, as by the reader of a seqlock.
@@ -81,7 +99,7 @@ impl HostMemory {
         slots.sort_unstable_by_key(SlotRef::slot);
         let notes = slots.iter().map(|_| Note::default()).collect();
         let mapped = (0..MAPPED_SLOTS).map(|_| Mutex::new(None)).collect();
-        Ok(Self { slab, slots, notes, mapped, read_mapped: unbounded() })
+        Ok(Self { slab, slots, notes, mapped })
     }
 
     pub(crate) fn slot_count(&self) -> usize {
@@ -108,17 +126,6 @@ impl HostMemory {
 
     pub(crate) fn set_mapped(&self, slot: u32, place: Option<Arc<MappedPlace>>) {
         *self.mapped[slot as usize].lock().unwrap_or_else(PoisonError::into_inner) = place;
-    }
-
-    /// The block in a slot of [`MAPPED`] was read.
-    fn was_read(&self, slot: u32) {
-        // The other end is this one's own.
-        let _open = self.read_mapped.0.send(slot);
-    }
-
-    /// The next slot of [`MAPPED`] whose block was read since.
-    pub(crate) fn next_read_mapped(&self) -> Option<u32> {
-        self.read_mapped.1.try_recv().ok()
     }
 
     /// A block for a reader; `None`: it is in a pool's memory, and not known any more.
@@ -169,8 +176,8 @@ impl HostMemory {
         };
         let mut sum = Sum::default();
         target.slab().copy_summed(slab, slot, target.slot(), bytes, &mut sum, stores(bytes));
-        if mapped.is_some() {
-            self.was_read(lease.slot());
+        if let Some(place) = &mapped {
+            place.was_read();
         }
         let is_intact =
             sum.seal(bytes as u64) == lease.checksum() && mapped.is_none_or(|place| !place.is_gone());
@@ -339,6 +346,11 @@ impl HostBlock {
         self.memory.slot(self.lease.slot())
     }
 
+    /// Whether it lies in the memory of a pool on this host.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.mapped.is_some()
+    }
+
     /// Where its bytes are.
     fn location(&self) -> (&Slab, u32) {
         match &self.mapped {
@@ -427,12 +439,11 @@ impl BlockRead<'_> {
     #[must_use]
     pub fn next<const BYTES: usize>(&mut self) -> Option<[u8; BYTES]> {
         const { assert!(BYTES.is_multiple_of(LANE_BYTES)) };
-        let mut bytes = [0; BYTES];
         if self.left() < BYTES || !self.at.is_multiple_of(LANE_BYTES) {
             return None;
         }
-        self.slab.read(self.slot, self.at, &mut bytes);
-        self.sum.add((self.at / LANE_BYTES) as u64, &bytes);
+        let mut bytes = [0; BYTES];
+        self.slab.read_summed_into(self.slot, self.at, &mut bytes, &mut self.sum);
         self.at += BYTES;
         Some(bytes)
     }
@@ -491,8 +502,8 @@ impl BlockRead<'_> {
         } else {
             self.slab.add_to_sum(self.slot, self.at, self.left(), &mut self.sum);
         }
-        if self.block.mapped.is_some() {
-            self.block.memory.was_read(self.block.lease.slot());
+        if let Some(place) = &self.block.mapped {
+            place.was_read();
         }
         self.sum.seal(self.block.len() as u64) == self.block.lease.checksum() && !self.block.is_gone()
     }

@@ -148,7 +148,7 @@ impl Mover {
             self.far.next_deadline(),
             self.background.next_deadline(!self.loads.is_empty()),
             self.tiers.bandwidth.next_deadline(),
-            self.tiers.mapped.next_deadline(self.tiers.now),
+            self.tiers.mapped.next_deadline(),
         ];
         let deadline = deadline.into_iter().flatten().min();
         let timeout =
@@ -224,6 +224,7 @@ impl Mover {
             Job::Probe(probe) => self.probe(probe),
             Job::Forget(chain) => self.tiers.forget(&chain),
             Job::ForgetOnHost(chain) => self.drop_damaged(&chain),
+            Job::ForgetGone(identity) => self.tiers.unmap(&identity),
         }
     }
 

@@ -96,8 +96,10 @@ fn readable(identity: &BlockIdentity, block: HostBlock) -> Readable<Reading> {
     Readable { slot, description, hold }
 }
 
+/// The leading blocks that this node's own memory has: those of another pool are not passed on.
 fn all_readable(chain: &[BlockIdentity], blocks: Vec<HostBlock>) -> Vec<Readable<Reading>> {
-    chain.iter().zip(blocks).map(|(identity, block)| readable(identity, block)).collect()
+    let own = blocks.into_iter().take_while(|block| !block.is_mapped());
+    chain.iter().zip(own).map(|(identity, block)| readable(identity, block)).collect()
 }
 
 impl PoolBlocks for StorePool {
@@ -131,7 +133,7 @@ impl PoolBlocks for StorePool {
 
     fn find(&mut self, identity: &BlockIdentity) -> Option<Readable<Reading>> {
         let block = self.store.pin_now(&[*identity])?.pop()?;
-        Some(readable(identity, block))
+        (!block.is_mapped()).then(|| readable(identity, block))
     }
 
     fn contains(&mut self, identity: &BlockIdentity) -> bool {

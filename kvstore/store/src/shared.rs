@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvstore_block::BlockIdentity;
-use kvstore_catalog::{Catalog, TierIndex};
 use crate::plan::{
     Choice, Exploration, ExplorationConfig, Group, PlanConfig, RecomputeModel, Request, Tier, TierSet,
     TierSpeeds, plan,
 };
+use kvstore_block::BlockIdentity;
+use kvstore_catalog::{Catalog, TierIndex};
 
 use crate::config::StoreConfig;
 use crate::job::Probe;

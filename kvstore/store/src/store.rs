@@ -113,6 +113,17 @@ impl Store {
         self.shared.holds(HOST, identity)
     }
 
+    /// Whether host memory or the disk has the block; one that is known to lie in a pool's memory does not count. Takes no lock.
+    #[must_use]
+    pub fn is_kept(&self, identity: &BlockIdentity) -> bool {
+        [HOST, DISK].into_iter().any(|tier| self.shared.holds(tier, identity))
+    }
+
+    /// A block that was known to lie in a pool's memory has gone from there.
+    pub fn forget_gone(&self, identity: BlockIdentity) {
+        let _stopped = self.messages.send(Message::Job(Job::ForgetGone(identity)));
+    }
+
     /// Length of the longest prefix of `chain` that is on this node. Takes no lock.
     #[must_use]
     pub fn look_up(&self, chain: &[BlockIdentity]) -> usize {

@@ -47,6 +47,14 @@ impl Slab {
         }
     }
 
+    /// The same for a few bytes, through the caches.
+    pub fn read_summed_into(&self, slot: u32, offset: usize, target: &mut [u8], sum: &mut Sum) {
+        let source = self.address(slot, offset, target.len());
+        let (place, bytes) = (target.as_mut_ptr(), target.len());
+        // SAFETY: `address` checked the range; the target is a live slice of the caller's alone.
+        unsafe { sum.add_copied(lane(offset), source.as_ptr(), place, bytes, Stores::Cached) };
+    }
+
     /// Copies `bytes` into a slot and adds them, as [`Self::add_to_sum`] does.
     pub fn write_summed(&self, slot: u32, offset: usize, bytes: &[u8], sum: &mut Sum, stores: Stores) {
         let target = self.address(slot, offset, bytes.len());

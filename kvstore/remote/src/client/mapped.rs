@@ -23,7 +23,12 @@ pub struct PoolLease {
     node: NodeId,
     peer: PeerId,
     id: u64,
+    /// Blocks that it covers and that are read in place.
+    blocks: usize,
 }
+
+/// The part of a node's memory that one client reads in place at a time, as a divisor: the node cannot evict it. The rest is copied.
+const SHARE: usize = 4;
 
 /// A block in a slot of a node's memory.
 #[derive(Debug, Clone)]
@@ -76,6 +81,10 @@ impl<F: Fabric> RemotePool<F> {
                 })
             };
             let wanted = range.len();
+            let mapped = self.mapped.get(&lease.peer).copied().unwrap_or(0);
+            if mapped + wanted > slab.layout().slot_count as usize / SHARE {
+                break;
+            }
             let blocks: Vec<MappedBlock> =
                 fetch.blocks[range].iter().map_while(|block| block.found.as_ref().and_then(place)).collect();
             let is_whole = blocks.len() == wanted;
@@ -91,7 +100,9 @@ impl<F: Fabric> RemotePool<F> {
             if let Some(node) = self.nodes.get(&node) {
                 add(&node.counters.hit_blocks, blocks.len());
             }
-            groups.push(MappedGroup { lease: PoolLease { node, peer, id }, until, blocks });
+            *self.mapped.entry(peer).or_default() += blocks.len();
+            let lease = PoolLease { node, peer, id, blocks: blocks.len() };
+            groups.push(MappedGroup { lease, until, blocks });
             if !is_whole {
                 break;
             }
@@ -107,7 +118,13 @@ impl<F: Fabric> RemotePool<F> {
 
     /// Gives a lease back: its blocks are not read any more.
     pub fn release(&mut self, lease: PoolLease, now: Instant) {
-        let PoolLease { node, peer, id } = lease;
+        let PoolLease { node, peer, id, blocks } = lease;
+        if let Some(mapped) = self.mapped.get_mut(&peer) {
+            *mapped -= blocks;
+            if *mapped == 0 {
+                self.mapped.remove(&peer);
+            }
+        }
         self.give_back(Lease { node, peer, id, until: now }, now);
     }
 

@@ -76,13 +76,16 @@ impl Replication {
 }
 
 impl<F: Fabric> RemotePool<F> {
-    /// Queues those groups of a fetch that ends with these blocks which deserve a second home.
+    /// Queues those groups of a fetch that ends with these blocks which deserve a second home. Groups that are read in place are not copied
+    /// by this client, which has no slot of them.
     pub(super) fn consider_hot(&mut self, ticket: u64, blocks: &[Verified], now: Instant) {
         if self.config.hot_count == 0 || self.config.replicate_bytes_per_second == 0 {
             return;
         }
         let Some(Operation::Fetch(fetch)) = self.operations.get(&ticket) else { return };
-        for group in fetch.groups.iter().filter(|group| group.blocks.start < blocks.len()) {
+        let first = fetch.mapped;
+        let is_read = |start: usize| (first..first + blocks.len()).contains(&start);
+        for group in fetch.groups.iter().filter(|group| is_read(group.blocks.start)) {
             let is_hot = self.replication.sketch.estimate(&group.name) >= self.config.hot_count;
             let is_known = self.replication.done.contains(&group.name)
                 || self.replication.waiting.iter().any(|waiting| waiting.group == group.name);
@@ -95,13 +98,13 @@ impl<F: Fabric> RemotePool<F> {
                 add(&self.counters.totals.dropped_replications, 1);
                 continue;
             }
-            let range = group.blocks.start..group.blocks.end.min(blocks.len());
+            let range = group.blocks.start..group.blocks.end.min(first + blocks.len());
             let blocks = range
                 .map(|index| StoreBlock {
                     identity: fetch.blocks[index].identity,
                     group: group.name,
-                    slot: blocks[index].slot.clone(),
-                    description: blocks[index].description,
+                    slot: blocks[index - first].slot.clone(),
+                    description: blocks[index - first].description,
                 })
                 .collect();
             self.replication.waiting.push_back(Waiting { group: group.name, to, blocks, since: now });

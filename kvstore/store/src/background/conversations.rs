@@ -8,9 +8,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::plan::{ReturnConfig, ReturnTimes};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::Lease;
-use crate::plan::{ReturnConfig, ReturnTimes};
 
 /// Conversations that are watched.
 const CONVERSATIONS_MAX: usize = 4096;

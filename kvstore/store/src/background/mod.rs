@@ -11,9 +11,9 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::plan::{Priority, ReturnConfig, Tier};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::Lease;
-use crate::plan::{Priority, ReturnConfig, Tier};
 
 use crate::job::{Destination, LoadRequest, Prepare, Probe};
 use crate::metrics::StoreCounters;

@@ -17,10 +17,10 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::plan::Tier;
 use crossbeam_channel::Sender;
 use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
-use crate::plan::Tier;
 
 use crate::mover::Message;
 use crate::{Description, HostBlock};

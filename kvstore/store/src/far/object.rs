@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::plan::Tier;
 use kvstore_block::BlockIdentity;
 use kvstore_object::{
     Block, Credentials, Location, ObjectConfig, ObjectCounters, ObjectError, ObjectTier as Objects, Outcome,
     S3Config,
 };
-use crate::plan::Tier;
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 

@@ -3,9 +3,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use crate::plan::{Priority, Tier};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, Lease};
-use crate::plan::{Priority, Tier};
 
 use super::{FarLinks, Outgoing, Portion};
 use crate::shared::HOST;

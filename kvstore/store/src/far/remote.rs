@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::plan::Tier;
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, unbounded};
 use dataplane_fabric::Fabric;
 use dataplane_fabric::wait::{Bell, ThreadPolicy, Waiter};
 use kvstore_block::BlockIdentity;
-use crate::plan::Tier;
 use kvstore_remote::{
     MappedGroup, Outcome, PoolLease, PoolNode, RemoteConfig, RemoteCounters, RemotePool, StoreBlock,
     StoreResult, Ticket, Verified,

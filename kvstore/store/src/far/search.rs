@@ -4,9 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::plan::Tier;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Lease, TenantId};
-use crate::plan::Tier;
 
 use super::lent_slot::LentSlot;
 use super::offer::Backlog;
@@ -161,6 +161,7 @@ impl FarLinks {
         let mut held = Vec::new();
         let rest = &prepare.chain[prepare.device_blocks.min(prepare.chain.len())..];
         tiers.shared.catalog.pin_prefix(HOST, rest, &mut held);
+        tiers.forget_ending(rest);
         let found = local_blocks(&prepare, &tiers.shared);
         let (asked, patience) = (now, now);
         let search =
@@ -209,26 +210,24 @@ impl FarLinks {
     fn mapped(&mut self, question: u64, blocks: Vec<MappedBlock>, tiers: &mut Tiers) {
         // If nobody waits any more, the leases end here.
         let Some(search) = self.searches.get_mut(&question) else { return };
+        if search.prepare.request == BACKGROUND_REQUEST {
+            // Nobody reads them before their leases end.
+            search.is_cut = true;
+            return;
+        }
         let (asked, first) = (blocks.len(), search.found);
-        let bytes = blocks.iter().map(|block| u64::from(block.bytes)).sum();
         let mapped = tiers.map(&search.prepare, first, blocks);
         search.has_found = true;
         search.found += mapped;
         search.is_cut |= mapped < asked;
-        let link = &self.links[search.tier];
-        tiers.shared.observe_far(
-            link.tier(),
-            bytes,
-            tiers.now.saturating_duration_since(search.asked),
-            false,
-        );
         // What an engine computes behind them is offered to the same group.
-        if let Portion::Single { group } = link.portion() {
-            let group = group.max(1) as usize;
-            let known = &search.prepare.chain[first..first + mapped];
-            for (identity, position) in known.iter().zip(first..) {
-                let head = search.prepare.chain[position - position % group];
-                self.backlogs[search.tier].groups.remember(*identity, head);
+        if let Portion::Single { group } = self.links[search.tier].portion()
+            && let Some(last) = search.found.checked_sub(1).filter(|_| mapped > 0)
+        {
+            let head = last - last % group.max(1) as usize;
+            for position in head.max(first)..=last {
+                let chain = &search.prepare.chain;
+                self.backlogs[search.tier].groups.remember(chain[position], chain[head]);
             }
         }
     }
@@ -424,6 +423,8 @@ impl FarLinks {
 
 /// The search is over, whatever it has brought.
 fn end(search: &Search, tiers: &mut Tiers) {
+    let rest = &search.prepare.chain[search.prepare.device_blocks.min(search.prepare.chain.len())..];
+    tiers.promise_mapped(rest);
     let (request, blocks) = (search.prepare.request, local_blocks(&search.prepare, &tiers.shared));
     if request != BACKGROUND_REQUEST {
         tiers.shared.observe_search(search.has_found);

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::plan::Tier;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{PolicyKind, TenantId};
-use crate::plan::Tier;
 use kvstore_remote::Ticket;
 
 use super::in_flight_reads::InFlightReads;

@@ -111,12 +111,16 @@ impl Load {
             let target = target.clone();
             return self.move_out(number, lease, target, tiers, device);
         }
-        let (bytes, started) = (u64::from(lease.bytes()), Instant::now());
+        let (bytes, started, tier) = (u64::from(lease.bytes()), Instant::now(), lease.tier());
         let is_good = tiers.shared.memory.copy_out(&lease, target);
         self.copying += started.elapsed();
         self.host_bytes += bytes;
         drop(lease);
-        if !is_good {
+        if !is_good && tier == MAPPED {
+            let is_damaged = tiers.drop_mapped(&self.chain[index]) == Some(true);
+            StoreCounters::add(&tiers.shared.counters.checksum_failures, usize::from(is_damaged));
+            self.states[index] = State::Failed;
+        } else if !is_good {
             self.states[index] = damaged(self.chain[index], number, index, tiers);
         }
         true

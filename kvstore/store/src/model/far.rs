@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::plan::Tier;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool, SlotRef};
 use kvstore_block::BlockIdentity;
-use crate::plan::Tier;
 use kvstore_remote::with_identity;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -181,7 +181,7 @@ impl OtherNodes {
             // The world may be over.
             let _over = events.send((lease, event));
         }));
-        let until = now + Duration::from_millis(random.below(200) as u64);
+        let until = now + Duration::from_millis(random.below(2000) as u64);
         let (mut slots, mut blocks) = (Vec::new(), Vec::new());
         for identity in wanted {
             let Some(slot) = self.memory.acquire() else { break };

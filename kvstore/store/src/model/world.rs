@@ -5,12 +5,12 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::plan::{ReturnConfig, TIERS, Tier};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use dataplane_memory::{PageSize, Slab, SlabLayout, SlotPool};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, CatalogConfig, PolicyKind, SlotOrder, TenantId, TierConfig};
 use kvstore_disk::{AdmissionConfig, Usage};
-use crate::plan::{ReturnConfig, TIERS, Tier};
 
 use super::disk::{Faults, ModelDisk};
 use super::far::OtherNodes;

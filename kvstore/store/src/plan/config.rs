@@ -1,38 +1,25 @@
 //! Settings of the planner.
 
-use crate::plan::error::{PlanError, in_range};
-
 /// Settings of [`plan`](crate::plan).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PlanConfig {
+pub(crate) struct PlanConfig {
     /// Onboarding has to win by this part of its time (0 … 0.5), or recomputing if the previous choice was to
     /// onboard; and a nominally slower tier against a faster one. Twice this bounds what the caution costs when
     /// speeds are known.
-    pub margin: f64,
+    pub(crate) margin: f64,
     /// Part of the shorter of onboarding and computing that the worker hides behind the longer (0 … 1): 0 when
     /// it starts computing after the whole prefix is there, near 1 when it waits layer by layer.
-    pub overlap: f64,
+    pub(crate) overlap: f64,
     /// A tier with fewer measured transfers than this is taken in growing pieces only.
-    pub trusted_samples: u64,
+    pub(crate) trusted_samples: u64,
     /// Blocks of the first piece from a tier that nobody has measured (at least 1).
-    pub first_blocks: u32,
+    pub(crate) first_blocks: u32,
     /// The next piece may be this many times as large as the largest one measured (at least 1).
-    pub growth: u32,
+    pub(crate) growth: u32,
 }
 
 impl Default for PlanConfig {
     fn default() -> Self {
         Self { margin: 0.015, overlap: 0.0, trusted_samples: 8, first_blocks: 8, growth: 4 }
-    }
-}
-
-impl PlanConfig {
-    /// Checks every range.
-    pub fn validate(self) -> Result<Self, PlanError> {
-        in_range("margin", self.margin, 0.0, 0.5)?;
-        in_range("overlap", self.overlap, 0.0, 1.0)?;
-        in_range("first_blocks", f64::from(self.first_blocks), 1.0, f64::from(u32::MAX))?;
-        in_range("growth", f64::from(self.growth), 1.0, 1024.0)?;
-        Ok(self)
     }
 }

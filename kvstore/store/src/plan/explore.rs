@@ -10,7 +10,6 @@
 use std::time::Duration;
 
 use crate::plan::config::PlanConfig;
-use crate::plan::error::{PlanError, in_range};
 use crate::plan::planner::{Piece, Plan, Request, trusted_blocks};
 use crate::plan::speed::SpeedSnapshot;
 use crate::plan::tier::{TIERS, Tier};
@@ -20,11 +19,11 @@ const PROBE_S: f64 = 0.05;
 
 /// Settings of [`Exploration`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ExplorationConfig {
+pub(crate) struct ExplorationConfig {
     /// A tier that was not used for this long is probed (0.01 s … 1 day).
-    pub every: Duration,
+    pub(crate) every: Duration,
     /// Most bytes of one probe (at least 1).
-    pub bytes_max: u64,
+    pub(crate) bytes_max: u64,
 }
 
 impl Default for ExplorationConfig {
@@ -33,18 +32,9 @@ impl Default for ExplorationConfig {
     }
 }
 
-impl ExplorationConfig {
-    /// Checks every range.
-    pub fn validate(self) -> Result<Self, PlanError> {
-        in_range("explore_every", self.every.as_secs_f64(), 0.01, 86_400.0)?;
-        in_range("explore_bytes_max", self.bytes_max as f64, 1.0, f64::MAX)?;
-        Ok(self)
-    }
-}
-
 /// When each tier was last used or probed.
 #[derive(Debug, Clone)]
-pub struct Exploration {
+pub(crate) struct Exploration {
     config: ExplorationConfig,
     last: [Option<Duration>; TIERS],
     probes: [u8; TIERS],
@@ -53,13 +43,13 @@ pub struct Exploration {
 impl Exploration {
     /// Every tier is due.
     #[must_use]
-    pub fn new(config: ExplorationConfig) -> Self {
+    pub(crate) fn new(config: ExplorationConfig) -> Self {
         Self { config, last: [None; TIERS], probes: [0; TIERS] }
     }
 
     /// The blocks to read besides a plan, if some tier is due at `now` (any monotonic clock). At most one
     /// tier a call, the one that waits longest.
-    pub fn probe(
+    pub(crate) fn probe(
         &mut self,
         now: Duration,
         config: &PlanConfig,

@@ -14,7 +14,7 @@ use crate::plan::tier::{TIERS, Tier};
 
 /// Who asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Priority {
+pub(crate) enum Priority {
     /// A request waits for it: never held back.
     Onboard,
     /// Writing evicted blocks down.
@@ -25,7 +25,7 @@ pub enum Priority {
 
 /// The answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Admission {
+pub(crate) enum Admission {
     /// Go on; the bytes are charged.
     Granted,
     /// Come back after this time.
@@ -58,14 +58,14 @@ impl BandwidthLimit {
 
 /// One bucket for each limited tier.
 #[derive(Debug, Clone)]
-pub struct BandwidthGate {
+pub(crate) struct BandwidthGate {
     tiers: [Option<(TokenBucket, BandwidthLimit)>; TIERS],
 }
 
 impl BandwidthGate {
     /// `None` is a tier without a limit.
     #[must_use]
-    pub fn new(limits: [Option<BandwidthLimit>; TIERS], now: Instant) -> Self {
+    pub(crate) fn new(limits: [Option<BandwidthLimit>; TIERS], now: Instant) -> Self {
         let bucket =
             |limit: BandwidthLimit| (TokenBucket::new(limit.bytes_per_s, limit.burst_bytes, now), limit);
         Self { tiers: limits.map(|limit| limit.map(bucket)) }
@@ -73,12 +73,12 @@ impl BandwidthGate {
 
     /// Whether the tier has a limit; without one everything is granted at any time.
     #[must_use]
-    pub fn is_limited(&self, tier: Tier) -> bool {
+    pub(crate) fn is_limited(&self, tier: Tier) -> bool {
         self.tiers[tier.index()].is_some()
     }
 
     /// Whether `bytes` may move now.
-    pub fn admit(&mut self, now: Instant, tier: Tier, priority: Priority, bytes: u64) -> Admission {
+    pub(crate) fn admit(&mut self, now: Instant, tier: Tier, priority: Priority, bytes: u64) -> Admission {
         let Some((bucket, limit)) = &mut self.tiers[tier.index()] else { return Admission::Granted };
         let reserve_bytes = match priority {
             Priority::Onboard => {

@@ -45,27 +45,27 @@ pub(crate) fn break_even_s(everything_s: f64, rest_s: f64, overlap: f64) -> f64 
 
 /// What the time to give up depends on.
 #[derive(Debug, Clone, Copy)]
-pub struct Waiting {
+pub(crate) struct Waiting {
     /// Q: the worker is busy with others for so long.
-    pub queue: Duration,
+    pub(crate) queue: Duration,
     /// C: computing everything.
-    pub everything: Duration,
+    pub(crate) everything: Duration,
     /// R: computing what the plan computes anyway.
-    pub rest: Duration,
+    pub(crate) rest: Duration,
     /// Part of the shorter of onboarding and computing that is hidden behind the longer.
-    pub overlap: f64,
+    pub(crate) overlap: f64,
     /// Expected X.
-    pub expected: Duration,
+    pub(crate) expected: Duration,
     /// High quantile of X.
-    pub tail: Duration,
+    pub(crate) tail: Duration,
     /// When the first token is wanted.
-    pub deadline: Option<Duration>,
+    pub(crate) deadline: Option<Duration>,
 }
 
 /// Time after which what has not arrived is computed: Q + G; earlier if a first token wanted within `deadline`
 /// can only be kept by giving up earlier, and the onboarding is expected to be done by then.
 #[must_use]
-pub fn give_up_after(waiting: &Waiting) -> Duration {
+pub(crate) fn give_up_after(waiting: &Waiting) -> Duration {
     let seconds = |time: Duration| time.as_secs_f64();
     let queue_s = seconds(waiting.queue);
     let even_s = break_even_s(seconds(waiting.everything), seconds(waiting.rest), waiting.overlap);

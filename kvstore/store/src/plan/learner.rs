@@ -79,6 +79,7 @@ impl<const N: usize> Learner<N> {
     }
 
     /// Changes noticed so far.
+    #[cfg(test)]
     pub(crate) fn changes(&self) -> u64 {
         self.changes
     }

@@ -12,7 +12,6 @@
 //! and tokens as numbers; it knows nothing of slots, files, workers or HTTP.
 
 mod config;
-mod error;
 mod explore;
 mod gate;
 mod give_up;
@@ -27,13 +26,14 @@ mod speed;
 mod tests;
 mod tier;
 
-pub use config::PlanConfig;
-pub use error::PlanError;
-pub use explore::{Exploration, ExplorationConfig};
-pub use gate::{Admission, BandwidthGate, BandwidthLimit, Priority};
-pub use give_up::{Waiting, give_up_after};
-pub use planner::{Choice, Group, Piece, Plan, Request, plan};
-pub use recompute::{PrefillGuess, RecomputeModel};
-pub use returns::{ReturnConfig, ReturnTimes};
-pub use speed::{SpeedSnapshot, TierSpeed, TierSpeeds};
-pub use tier::{TIERS, Tier, TierSet};
+pub(crate) use config::PlanConfig;
+pub(crate) use explore::{Exploration, ExplorationConfig};
+pub use gate::BandwidthLimit;
+pub(crate) use gate::{Admission, BandwidthGate, Priority};
+pub(crate) use planner::{Choice, Group, Request, plan};
+pub(crate) use recompute::RecomputeModel;
+pub use returns::ReturnConfig;
+pub(crate) use returns::ReturnTimes;
+pub(crate) use speed::TierSpeeds;
+pub use tier::Tier;
+pub(crate) use tier::{TIERS, TierSet};

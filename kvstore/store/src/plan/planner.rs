@@ -30,7 +30,7 @@ use crate::plan::tier::{TIERS, Tier, TierSet};
 
 /// Whether a plan onboards anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Choice {
+pub(crate) enum Choice {
     /// Everything that is not on the device is computed.
     #[default]
     Recompute,
@@ -40,36 +40,36 @@ pub enum Choice {
 
 /// What the planner is asked.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub(crate) struct Request<'a> {
     /// For each full block of the prompt, from its start, the tiers that hold it.
-    pub held: &'a [TierSet],
+    pub(crate) held: &'a [TierSet],
     /// Layer groups with blocks of their own, beside the prefix above.
-    pub groups: &'a [Group<'a>],
+    pub(crate) groups: &'a [Group<'a>],
     /// Bytes of one block in each tier.
-    pub block_bytes: [u64; TIERS],
+    pub(crate) block_bytes: [u64; TIERS],
     /// Tokens of a block.
-    pub block_tokens: u32,
+    pub(crate) block_tokens: u32,
     /// Tokens of the prompt.
-    pub prompt_tokens: u32,
+    pub(crate) prompt_tokens: u32,
     /// Leading blocks that the device has already.
-    pub device_blocks: usize,
+    pub(crate) device_blocks: usize,
     /// Bytes that wait in front, in each tier.
-    pub queued_bytes: [u64; TIERS],
+    pub(crate) queued_bytes: [u64; TIERS],
     /// Prompt tokens that the worker computes before this request.
-    pub queued_tokens: u64,
+    pub(crate) queued_tokens: u64,
     /// When the first token is wanted, from now.
-    pub deadline: Option<Duration>,
+    pub(crate) deadline: Option<Duration>,
     /// The previous choice for this conversation, for hysteresis.
-    pub previous: Choice,
+    pub(crate) previous: Choice,
 }
 
 /// A group of layers with blocks of its own, of which the model needs the last ones before the block that it computes next.
 #[derive(Debug, Clone, Copy)]
-pub struct Group<'a> {
+pub(crate) struct Group<'a> {
     /// For each full block of the prompt, from its start, the tiers that hold this group's block; none: it is missing.
-    pub held: &'a [TierSet],
+    pub(crate) held: &'a [TierSet],
     /// How many blocks are needed; `usize::MAX`: all of them.
-    pub window_blocks: usize,
+    pub(crate) window_blocks: usize,
 }
 
 /// Counts of the blocks that all groups need, as the number of onboarded blocks grows.
@@ -113,49 +113,50 @@ fn first_holder(held: &[TierSet], at: usize) -> Option<usize> {
 
 /// A run of blocks from one tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub(crate) struct Piece {
     /// Where they come from.
-    pub tier: Tier,
+    pub(crate) tier: Tier,
     /// Their positions in the prompt's chain.
-    pub blocks: Range<usize>,
+    pub(crate) blocks: Range<usize>,
 }
 
 /// What to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// What to onboard, in the order of the prompt; start all at once.
-    pub pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<Piece>,
     /// The first block that is computed.
-    pub recompute_from: usize,
+    pub(crate) recompute_from: usize,
     /// Expected time to the first token.
-    pub predicted: Duration,
+    pub(crate) predicted: Duration,
     /// The same if nothing were onboarded.
-    pub predicted_recompute: Duration,
+    pub(crate) predicted_recompute: Duration,
     /// Expected time until the last block is here; zero if none is onboarded.
-    pub predicted_onboard: Duration,
+    pub(crate) predicted_onboard: Duration,
     /// The same at the high quantile of the tiers.
-    pub predicted_onboard_tail: Duration,
+    pub(crate) predicted_onboard_tail: Duration,
     /// Time from now after which what has not arrived is computed.
-    pub give_up_after: Duration,
+    pub(crate) give_up_after: Duration,
 }
 
 impl Plan {
     /// What was chosen.
     #[must_use]
-    pub fn choice(&self) -> Choice {
+    pub(crate) fn choice(&self) -> Choice {
         if self.pieces.is_empty() { Choice::Recompute } else { Choice::Onboard }
     }
 
     /// Blocks from a tier.
+    #[cfg(test)]
     #[must_use]
-    pub fn blocks_from(&self, tier: Tier) -> usize {
+    pub(crate) fn blocks_from(&self, tier: Tier) -> usize {
         self.pieces.iter().filter(|piece| piece.tier == tier).map(|piece| piece.blocks.len()).sum()
     }
 }
 
 /// Chooses how many blocks to onboard and from where.
 #[must_use]
-pub fn plan(
+pub(crate) fn plan(
     config: &PlanConfig,
     request: &Request<'_>,
     speeds: &SpeedSnapshot,

@@ -12,13 +12,13 @@ use crate::plan::speed::duration;
 /// Coefficients that are assumed before anything was measured: an 8-billion-parameter model on one data
 /// centre GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PrefillGuess {
+pub(crate) struct PrefillGuess {
     /// Seconds for each prefill, however short.
-    pub fixed_s: f64,
+    pub(crate) fixed_s: f64,
     /// Seconds for each token.
-    pub linear_s: f64,
+    pub(crate) linear_s: f64,
     /// Seconds for each pair of a token and a token that it attends to.
-    pub quadratic_s: f64,
+    pub(crate) quadratic_s: f64,
 }
 
 impl Default for PrefillGuess {
@@ -29,7 +29,7 @@ impl Default for PrefillGuess {
 
 /// The learnt time of a prefill of one worker.
 #[derive(Debug, Clone)]
-pub struct RecomputeModel {
+pub(crate) struct RecomputeModel {
     learner: Learner<3>,
 }
 
@@ -42,12 +42,18 @@ impl Default for RecomputeModel {
 impl RecomputeModel {
     /// Starts from a guess.
     #[must_use]
-    pub fn new(guess: PrefillGuess) -> Self {
+    pub(crate) fn new(guess: PrefillGuess) -> Self {
         Self { learner: Learner::new([guess.fixed_s, guess.linear_s, guess.quadratic_s]) }
     }
 
     /// A finished prefill: `tokens` computed after `context_tokens`, started behind `queued_tokens`.
-    pub fn observe(&mut self, tokens: u32, context_tokens: u32, queued_tokens: u64, elapsed: Duration) {
+    pub(crate) fn observe(
+        &mut self,
+        tokens: u32,
+        context_tokens: u32,
+        queued_tokens: u64,
+        elapsed: Duration,
+    ) {
         if tokens > 0 {
             self.learner.observe(features(tokens, context_tokens, queued_tokens), elapsed.as_secs_f64());
         }
@@ -55,19 +61,13 @@ impl RecomputeModel {
 
     /// Expected time of a prefill behind `queued_tokens`.
     #[must_use]
-    pub fn expected(&self, tokens: u32, context_tokens: u32, queued_tokens: u64) -> Duration {
+    pub(crate) fn expected(&self, tokens: u32, context_tokens: u32, queued_tokens: u64) -> Duration {
         duration(self.learner.predict(&features(tokens, context_tokens, queued_tokens)))
-    }
-
-    /// Prefills measured.
-    #[must_use]
-    pub fn samples(&self) -> u64 {
-        self.learner.rows()
     }
 
     /// The coefficients now, for planning.
     #[must_use]
-    pub fn coefficients(&self) -> PrefillGuess {
+    pub(crate) fn coefficients(&self) -> PrefillGuess {
         let [fixed_s, linear_s, quadratic_s] = *self.learner.parameters();
         PrefillGuess { fixed_s, linear_s, quadratic_s }
     }

@@ -11,21 +11,15 @@
 
 use std::time::Duration;
 
-use crate::plan::error::{PlanError, in_range};
-
 const BUCKETS: usize = 48;
 const BUCKETS_PER_OCTAVE: f64 = 2.0;
 const FIRST_S: f64 = 0.25;
 /// A count weighs 1/e after so many further conversations.
 const MEMORY: f32 = 4096.0;
 
-/// Settings of the two questions.
+/// When blocks of idle conversations are fetched ahead.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReturnConfig {
-    /// Blocks are kept while the chance of a return within `horizon` is at least this (0 … 1).
-    pub keep_chance: f64,
-    /// How far ahead keeping looks (1 s … 30 days).
-    pub horizon: Duration,
     /// Blocks are fetched ahead while the chance of a return within `lead` is at least this (0 … 1).
     pub prefetch_chance: f64,
     /// How long before the return blocks should be up (1 ms … 1 hour).
@@ -35,8 +29,6 @@ pub struct ReturnConfig {
 impl Default for ReturnConfig {
     fn default() -> Self {
         Self {
-            keep_chance: 0.05,
-            horizon: Duration::from_secs(600),
             prefetch_chance: 0.25,
             // In the Mooncake trace a third of the conversations that have been idle for a minute go on within the next.
             lead: Duration::from_secs(60),
@@ -44,20 +36,9 @@ impl Default for ReturnConfig {
     }
 }
 
-impl ReturnConfig {
-    /// Checks every range.
-    pub fn validate(self) -> Result<Self, PlanError> {
-        in_range("keep_chance", self.keep_chance, 0.0, 1.0)?;
-        in_range("horizon", self.horizon.as_secs_f64(), 1.0, 2_592_000.0)?;
-        in_range("prefetch_chance", self.prefetch_chance, 0.0, 1.0)?;
-        in_range("lead", self.lead.as_secs_f64(), 1e-3, 3600.0)?;
-        Ok(self)
-    }
-}
-
 /// The distribution of the gaps.
 #[derive(Debug, Clone)]
-pub struct ReturnTimes {
+pub(crate) struct ReturnTimes {
     idle: [f32; BUCKETS],
     returned: [f32; BUCKETS],
     config: ReturnConfig,
@@ -66,19 +47,19 @@ pub struct ReturnTimes {
 impl ReturnTimes {
     /// Knows nothing: one return in fifty for each bucket is assumed, with the weight of two conversations.
     #[must_use]
-    pub fn new(config: ReturnConfig) -> Self {
+    pub(crate) fn new(config: ReturnConfig) -> Self {
         Self { idle: [2.0; BUCKETS], returned: [0.04; BUCKETS], config }
     }
 
     /// A conversation returned after `gap`.
-    pub fn returned(&mut self, gap: Duration) {
+    pub(crate) fn returned(&mut self, gap: Duration) {
         let bucket = position(gap).0;
         self.count(bucket + 1);
         self.returned[bucket] += 1.0;
     }
 
     /// A conversation was forgotten, or ended, after it had been idle for `idle`.
-    pub fn dropped(&mut self, idle: Duration) {
+    pub(crate) fn dropped(&mut self, idle: Duration) {
         self.count(position(idle).0);
     }
 
@@ -95,7 +76,7 @@ impl ReturnTimes {
 
     /// The chance that a conversation that has been idle for `idle` returns within `within`.
     #[must_use]
-    pub fn chance(&self, idle: Duration, within: Duration) -> f64 {
+    pub(crate) fn chance(&self, idle: Duration, within: Duration) -> f64 {
         let (first, from) = position(idle);
         let (last, to) = position(idle.saturating_add(within));
         let mut silent = 1.0;
@@ -115,15 +96,9 @@ impl ReturnTimes {
         1.0 - silent
     }
 
-    /// Whether the blocks of a conversation that has been idle for `idle` are worth their place.
+    /// Whether the blocks of a conversation that has been idle for `idle` should be brought up now, because it is about to return.
     #[must_use]
-    pub fn should_keep(&self, idle: Duration) -> bool {
-        self.chance(idle, self.config.horizon) >= self.config.keep_chance
-    }
-
-    /// Whether they should be brought up now, because the conversation is about to return.
-    #[must_use]
-    pub fn should_prefetch(&self, idle: Duration) -> bool {
+    pub(crate) fn should_prefetch(&self, idle: Duration) -> bool {
         self.chance(idle, self.config.lead) >= self.config.prefetch_chance
     }
 }
@@ -170,14 +145,12 @@ mod tests {
         assert!(chance(&times, 0, 10) < 0.02);
         assert!(chance(&times, 25, 20) > 0.3);
         assert!(chance(&times, 100, 400) < 0.02);
-        assert!(times.should_keep(Duration::from_secs(5)) && !times.should_keep(Duration::from_secs(100)));
         assert!(times.should_prefetch(Duration::from_secs(25)));
         assert!(!times.should_prefetch(Duration::from_secs(1)));
         for _ in 0..20_000 {
             times.dropped(Duration::from_secs(600));
         }
         assert!(chance(&times, 0, 600) < 0.05);
-        assert!(!times.should_keep(Duration::from_secs(5)));
     }
 
     #[test]

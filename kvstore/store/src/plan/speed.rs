@@ -15,23 +15,23 @@ use crate::plan::tier::{TIERS, Tier};
 
 /// What is known of a tier.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TierSpeed {
+pub(crate) struct TierSpeed {
     /// Seconds before the first byte.
-    pub latency_s: f64,
+    pub(crate) latency_s: f64,
     /// Seconds for each byte after that.
-    pub seconds_per_byte: f64,
+    pub(crate) seconds_per_byte: f64,
     /// A transfer that takes this many times the expected is at the high quantile.
-    pub tail_factor: f64,
+    pub(crate) tail_factor: f64,
     /// Transfers that finished since the last change of speed and since the last give-up that put the speed in doubt.
-    pub samples: u64,
+    pub(crate) samples: u64,
     /// Largest of these transfers, in bytes.
-    pub largest_bytes: u64,
+    pub(crate) largest_bytes: u64,
 }
 
 impl TierSpeed {
     /// A tier that nobody has measured.
     #[must_use]
-    pub fn guess(latency: Duration, bytes_per_s: f64) -> Self {
+    pub(crate) fn guess(latency: Duration, bytes_per_s: f64) -> Self {
         Self {
             latency_s: latency.as_secs_f64(),
             seconds_per_byte: 1.0 / bytes_per_s.max(1.0),
@@ -43,7 +43,7 @@ impl TierSpeed {
 
     /// Expected time of a transfer behind `queued_bytes`.
     #[must_use]
-    pub fn expected(&self, bytes: u64, queued_bytes: u64) -> Duration {
+    pub(crate) fn expected(&self, bytes: u64, queued_bytes: u64) -> Duration {
         duration(self.latency_s + (bytes as f64 + queued_bytes as f64) * self.seconds_per_byte)
     }
 }
@@ -52,11 +52,11 @@ impl TierSpeed {
 const DOUBTED_AFTER: u32 = 4;
 
 /// What is known of all tiers.
-pub type SpeedSnapshot = [TierSpeed; TIERS];
+pub(crate) type SpeedSnapshot = [TierSpeed; TIERS];
 
 /// The learner for each tier.
 #[derive(Debug, Clone)]
-pub struct TierSpeeds {
+pub(crate) struct TierSpeeds {
     learners: [Learner<2>; TIERS],
     largest_bytes: [u64; TIERS],
     /// Transfers that finished since a give-up put the speed in doubt.
@@ -66,11 +66,11 @@ pub struct TierSpeeds {
 
 impl TierSpeeds {
     /// The usual quantile for `tail_factor`. Not 0.99: with a memory of 256 transfers one stall would move it.
-    pub const TAIL_QUANTILE: f64 = 0.97;
+    pub(crate) const TAIL_QUANTILE: f64 = 0.97;
 
     /// Starts from guesses; `quantile` (0.5 … 0.999) is the one that `tail_factor` states.
     #[must_use]
-    pub fn new(guesses: &SpeedSnapshot, quantile: f64) -> Self {
+    pub(crate) fn new(guesses: &SpeedSnapshot, quantile: f64) -> Self {
         Self {
             learners: guesses.map(|guess| Learner::new([guess.latency_s, guess.seconds_per_byte])),
             largest_bytes: [0; TIERS],
@@ -81,7 +81,7 @@ impl TierSpeeds {
 
     /// Careful guesses: slower than what such tiers usually are, so that an unknown tier has to prove itself.
     #[must_use]
-    pub fn guesses() -> SpeedSnapshot {
+    pub(crate) fn guesses() -> SpeedSnapshot {
         [
             TierSpeed::guess(Duration::from_micros(50), 4e9),
             TierSpeed::guess(Duration::from_millis(1), 5e8),
@@ -91,7 +91,7 @@ impl TierSpeeds {
     }
 
     /// A finished transfer of `bytes` that started behind `queued_bytes`.
-    pub fn observe(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
+    pub(crate) fn observe(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
         if bytes == 0 {
             return;
         }
@@ -105,7 +105,7 @@ impl TierSpeeds {
     /// A transfer of `bytes` that was given up after `elapsed`. It counts as twice that time, unless less time than
     /// expected has passed, which says nothing. If it was far more, the tier is taken in small pieces until some have finished: should
     /// it have become slow, the next ones cost little. After three in a row it is assumed to be that slow until one finishes.
-    pub fn observe_given_up(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
+    pub(crate) fn observe_given_up(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
         let expected = self.snapshot_of(tier).expected(bytes, queued_bytes);
         if bytes == 0 || elapsed < expected {
             return;
@@ -120,7 +120,7 @@ impl TierSpeeds {
 
     /// What is known of a tier now.
     #[must_use]
-    pub fn snapshot_of(&self, tier: Tier) -> TierSpeed {
+    pub(crate) fn snapshot_of(&self, tier: Tier) -> TierSpeed {
         let learner = &self.learners[tier.index()];
         let [latency_s, seconds_per_byte] = *learner.parameters();
         TierSpeed {
@@ -134,13 +134,14 @@ impl TierSpeeds {
 
     /// What is known of all tiers now.
     #[must_use]
-    pub fn snapshot(&self) -> SpeedSnapshot {
+    pub(crate) fn snapshot(&self) -> SpeedSnapshot {
         Tier::ALL.map(|tier| self.snapshot_of(tier))
     }
 
     /// How often a tier changed its speed for good; for metrics.
+    #[cfg(test)]
     #[must_use]
-    pub fn changes(&self, tier: Tier) -> u64 {
+    pub(crate) fn changes(&self, tier: Tier) -> u64 {
         self.learners[tier.index()].changes()
     }
 }

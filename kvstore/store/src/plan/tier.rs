@@ -1,7 +1,7 @@
 //! The tiers that KV can be onboarded from, and sets of them.
 
 /// Number of tiers.
-pub const TIERS: usize = 4;
+pub(crate) const TIERS: usize = 4;
 
 /// Where a block can come from; nominally fastest first, which decides between tiers that measure alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,27 +30,27 @@ impl Tier {
 
 /// The tiers that hold a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct TierSet(u8);
+pub(crate) struct TierSet(u8);
 
 impl TierSet {
     /// No tier.
-    pub const EMPTY: Self = Self(0);
+    pub(crate) const EMPTY: Self = Self(0);
 
     /// This set and one more tier.
     #[must_use]
-    pub const fn with(self, tier: Tier) -> Self {
+    pub(crate) const fn with(self, tier: Tier) -> Self {
         Self(self.0 | 1 << tier as u8)
     }
 
     /// Whether a tier is in.
     #[must_use]
-    pub fn contains(self, tier: Tier) -> bool {
+    pub(crate) fn contains(self, tier: Tier) -> bool {
         self.0 >> tier.index() & 1 == 1
     }
 
     /// Whether none is in.
     #[must_use]
-    pub fn is_empty(self) -> bool {
+    pub(crate) fn is_empty(self) -> bool {
         self.0 == 0
     }
 

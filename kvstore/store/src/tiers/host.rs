@@ -84,6 +84,10 @@ impl Tiers {
         for evicted in evicted {
             self.left_host(evicted.identity, evicted.slot);
         }
+        if reserved.len() < wanted {
+            // What is being written cannot be evicted yet.
+            self.shared.wants_free_slots.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The same without waiting for what would have to be written first.
@@ -94,9 +98,13 @@ impl Tiers {
             for evicted in evicted.drain(..) {
                 self.left_host(evicted.identity, evicted.slot);
             }
-            // Blocks that only wait to be written give way.
-            if !reserved.is_empty() || !self.disk.as_mut().is_some_and(|disk| disk.unwritten.let_go()) {
+            if !reserved.is_empty() {
                 return reserved.pop();
+            }
+            // Blocks that wait to be written give way, but only where the disk cannot take them now.
+            self.write_waiting();
+            if !self.disk.as_mut().is_some_and(|disk| disk.unwritten.let_go()) {
+                return None;
             }
         }
     }

@@ -6,7 +6,7 @@
 //! cannot be evicted there: a block that was read is forgotten soon after, and asked for again when another prompt wants it. Listeners are
 //! told nothing of blocks that come and go so fast.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,59 +17,39 @@ use kvstore_remote::with_identity;
 use super::Tiers;
 use crate::far::{LeaseGuard, MappedBlock};
 use crate::job::Prepare;
-use crate::memory::{MAPPED_SLOTS, MappedPlace};
+use crate::memory::MappedPlace;
 use crate::metrics::StoreCounters;
 use crate::planted::{Planted, is_planted};
-use crate::shared::MAPPED;
+use crate::shared::{DISK, HOST, MAPPED};
 
 /// How long a block stays known after it was read: for whoever wants it at the same time.
 const AFTER_READ: Duration = Duration::from_millis(100);
-/// How often blocks that were read are looked for, where nothing else wakes the thread.
+/// How long a block stays known at least after a search has told of it: its load comes by then.
+const PROMISE: Duration = Duration::from_millis(500);
+/// How often blocks that were read are looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
 /// A block of a pool that is known here.
 #[derive(Debug)]
-struct Known {
+struct KnownBlock {
     identity: BlockIdentity,
+    place: Arc<MappedPlace>,
+    /// The lease ends by then.
     until: Instant,
+    /// A search has told of it, and said that it stays until then.
+    promised: Instant,
     lease: Arc<LeaseGuard>,
 }
 
 /// What is known of pools' blocks, by their slots in the catalog's tier of them.
 #[derive(Debug, Default)]
-pub(crate) struct Mapped {
-    known: Vec<Option<Known>>,
-    /// When the time of each is up.
-    ends: BTreeSet<(Instant, u32)>,
+pub(crate) struct MappedBlocks {
+    known: HashMap<u32, KnownBlock>,
+    next_look: Option<Instant>,
 }
 
-impl Mapped {
-    pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        self.ends.first().map(|(until, _)| (now + LOOK_EVERY).min(*until))
-    }
-
-    /// The block in this slot is forgotten at this time, if not before.
-    fn shorten(&mut self, slot: u32, until: Instant) {
-        let Some(known) = self.known.get_mut(slot as usize).and_then(Option::as_mut) else { return };
-        if until < known.until {
-            self.ends.remove(&(known.until, slot));
-            self.ends.insert((until, slot));
-            known.until = until;
-        }
-    }
-
-    fn set(&mut self, slot: u32, known: Known) {
-        self.ends.insert((known.until, slot));
-        if self.known.is_empty() {
-            self.known.resize_with(MAPPED_SLOTS as usize, || None);
-        }
-        self.known[slot as usize] = Some(known);
-    }
-
-    fn take(&mut self, slot: u32) -> Option<Known> {
-        let known = self.known.get_mut(slot as usize)?.take()?;
-        self.ends.remove(&(known.until, slot));
-        Some(known)
+impl MappedBlocks {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.next_look.filter(|_| !self.known.is_empty())
     }
 }
 
@@ -78,9 +58,13 @@ impl Tiers {
     pub(crate) fn map(&mut self, prepare: &Prepare, first: usize, blocks: Vec<MappedBlock>) -> usize {
         let (chain, mut count) = (&prepare.chain, 0);
         for (block, position) in blocks.into_iter().zip(first..chain.len()) {
-            let (identity, parent) = (chain[position], position.checked_sub(1).map(|before| chain[before]));
-            let word = prepare.meta(position).first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-            if !self.map_one(identity, parent, position as u32, (prepare.tenant, word), block) {
+            let place = ChainPlace {
+                parent: position.checked_sub(1).map(|before| chain[before]),
+                position: position as u32,
+                tenant: prepare.tenant,
+                word: prepare.meta(position).first_chunk().map_or(0, |word| u64::from_le_bytes(*word)),
+            };
+            if !self.map_one(chain[position], &place, block) {
                 break;
             }
             count += 1;
@@ -88,92 +72,126 @@ impl Tiers {
         count
     }
 
-    /// False when there is no room for it.
-    fn map_one(
-        &mut self,
-        identity: BlockIdentity,
-        parent: Option<BlockIdentity>,
-        position: u32,
-        (tenant, word): (TenantId, u64),
-        block: MappedBlock,
-    ) -> bool {
+    /// False when the block cannot be known: it is no block of this store, or there is no room for it.
+    fn map_one(&mut self, identity: BlockIdentity, at: &ChainPlace, block: MappedBlock) -> bool {
         let shared = Arc::clone(&self.shared);
-        let MappedBlock { slab, slot: there, generation, bytes, wire_checksum, lease, until } = block;
-        let checksum = with_identity(wire_checksum, &identity);
-        let place = Arc::new(MappedPlace { slab, slot: there, generation, position, word });
-        let known = shared.catalog.pin(MAPPED, &identity);
-        if known.is_none() && shared.catalog.contains(&identity) {
+        let MappedBlock { slab, slot: pool_slot, generation, bytes, wire_checksum, lease, until } = block;
+        let is_possible = (1..=shared.config.block_bytes).contains(&(bytes as usize))
+            && slab.contains(pool_slot, 0, bytes as usize);
+        if !is_possible {
+            return false;
+        }
+        let has_own = [HOST, DISK].into_iter().any(|tier| shared.holds(tier, &identity));
+        if has_own {
             return true;
         }
-        if let Some(known) = &known
-            && known.checksum() == checksum
-        {
-            // The new lease follows the old one.
-            self.mapped.take(known.slot());
-            shared.memory.set_mapped(known.slot(), Some(place));
-            self.mapped.set(known.slot(), Known { identity, until, lease });
-            return true;
-        }
-        drop(known);
+        // One that is known already gets the new lease.
+        let was_known = self.mapped_slot(&identity).is_some();
         self.unmap(&identity);
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
-        shared.catalog.reserve(MAPPED, 1, tenant, &mut evicted, &mut reserved);
+        shared.catalog.reserve(MAPPED, 1, at.tenant, &mut evicted, &mut reserved);
         for evicted in evicted {
             self.left_mapped(evicted.slot);
         }
         let Some(reserved) = reserved.pop() else { return false };
-        let (filling, cost) = (reserved.fill(), shared.recompute_cost(position));
+        let (filling, cost) = (reserved.fill(), shared.recompute_cost(at.position));
         let slot = filling.slot();
-        shared.memory.set_mapped(slot, Some(place));
-        let complete = filling.complete(checksum, bytes);
-        if complete.register(identity, parent, cost) != Registered::New {
+        let place = Arc::new(MappedPlace::new(slab, pool_slot, generation, at.position, at.word));
+        shared.memory.set_mapped(slot, Some(Arc::clone(&place)));
+        let complete = filling.complete(with_identity(wire_checksum, &identity), bytes);
+        if complete.register(identity, at.parent, cost) != Registered::New {
             shared.memory.set_mapped(slot, None);
             return false;
         }
-        self.mapped.set(slot, Known { identity, until, lease });
-        StoreCounters::add(&shared.counters.from_far, 1);
-        StoreCounters::add(&shared.counters.mapped, 1);
+        let promised = self.now + PROMISE;
+        self.mapped.known.insert(slot, KnownBlock { identity, place, until, promised, lease });
+        self.mapped.next_look.get_or_insert(self.now + LOOK_EVERY);
+        if !was_known {
+            StoreCounters::add(&shared.counters.from_far, 1);
+            StoreCounters::add(&shared.counters.mapped, 1);
+        }
         true
+    }
+
+    /// A search begins: blocks of its chain whose leases end before a load could read them are forgotten, and asked for again.
+    pub(crate) fn forget_ending(&mut self, chain: &[BlockIdentity]) {
+        if self.mapped.known.is_empty() {
+            return;
+        }
+        let soon = self.now + PROMISE;
+        for identity in chain {
+            let known = self.mapped_slot(identity).and_then(|slot| self.mapped.known.get(&slot));
+            if known.is_some_and(|known| known.until < soon) {
+                self.unmap(identity);
+            }
+        }
+    }
+
+    /// A search tells of the blocks of its chain that are known: they stay for its load, as long as their leases last.
+    pub(crate) fn promise_mapped(&mut self, chain: &[BlockIdentity]) {
+        if self.mapped.known.is_empty() {
+            return;
+        }
+        for identity in chain {
+            if let Some(slot) = self.mapped_slot(identity)
+                && let Some(known) = self.mapped.known.get_mut(&slot)
+            {
+                known.promised = self.now + PROMISE;
+            }
+        }
+    }
+
+    fn mapped_slot(&self, identity: &BlockIdentity) -> Option<u32> {
+        self.shared.catalog.places(identity).and_then(|places| places.slot(MAPPED))
     }
 
     /// Forgets a block of a pool.
     pub(crate) fn unmap(&mut self, identity: &BlockIdentity) {
-        let slot = self.shared.catalog.places(identity).and_then(|places| places.slot(MAPPED));
-        if let Some(slot) = slot.filter(|_| self.shared.catalog.remove(MAPPED, identity)) {
-            self.left_mapped(slot);
-        }
+        let Some(slot) = self.mapped_slot(identity) else { return };
+        self.shared.catalog.remove(MAPPED, identity);
+        self.left_mapped(slot);
     }
 
     /// Forgets a block of a pool that does not have its checksum, and tells the pool, unless it has the slot for another block by now.
     /// Whether it was damaged; `None`: no pool is known to have it.
     pub(crate) fn drop_mapped(&mut self, identity: &BlockIdentity) -> Option<bool> {
-        let slot = self.shared.catalog.places(identity).and_then(|places| places.slot(MAPPED))?;
-        let is_damaged = self.shared.memory.mapped(slot).is_some_and(|place| !place.is_gone());
-        let lease = self.mapped.known.get(slot as usize).and_then(Option::as_ref).map(|known| &known.lease);
-        if let Some(lease) = lease.filter(|_| is_damaged) {
-            lease.suspect(*identity);
+        let slot = self.mapped_slot(identity)?;
+        let known = self.mapped.known.get(&slot).filter(|known| !known.place.is_gone());
+        if let Some(known) = known {
+            known.lease.suspect(*identity);
         }
+        let is_damaged = known.is_some();
         self.unmap(identity);
         Some(is_damaged)
     }
 
-    /// Forgets blocks whose leases are about to end, or that were read.
+    /// Forgets blocks whose leases are about to end, or that were read and are not promised any more.
     pub(crate) fn expire_mapped(&mut self) {
-        while let Some(slot) = self.shared.memory.next_read_mapped() {
-            self.mapped.shorten(slot, self.now + AFTER_READ);
+        if self.mapped.next_look.is_none_or(|look| self.now < look) || is_planted(Planted::KeptLease) {
+            return;
         }
-        while let Some(&(until, slot)) = self.mapped.ends.first()
-            && until <= self.now
-            && !is_planted(Planted::KeptLease)
-        {
-            let known = self.mapped.known[slot as usize].as_ref();
-            let identity = known.map(|known| known.identity).expect("a block with an end is known");
-            self.unmap(&identity);
-        }
+        let now = self.now;
+        let is_over = |known: &KnownBlock| {
+            known.until <= now + LOOK_EVERY
+                || known.place.was_read_before(now, AFTER_READ) && known.promised <= now
+        };
+        let over = self.mapped.known.values().filter(|known| is_over(known));
+        let over: Vec<BlockIdentity> = over.map(|known| known.identity).collect();
+        over.iter().for_each(|identity| self.unmap(identity));
+        self.mapped.next_look = (!self.mapped.known.is_empty()).then(|| now + LOOK_EVERY);
     }
 
     fn left_mapped(&mut self, slot: u32) {
         self.shared.memory.set_mapped(slot, None);
-        self.mapped.take(slot);
+        self.mapped.known.remove(&slot);
     }
+}
+
+/// Where a block stands, and whose it is.
+struct ChainPlace {
+    parent: Option<BlockIdentity>,
+    position: u32,
+    tenant: TenantId,
+    /// The first bytes of what its owner keeps with it.
+    word: u64,
 }

@@ -26,7 +26,7 @@ use crate::job::{Description, Moved};
 use crate::shared::Shared;
 use budget::HashBudget;
 pub(crate) use host::{Arrival, Origin};
-use mapped::Mapped;
+use mapped::MappedBlocks;
 pub(crate) use read::{Place, Started};
 pub(crate) use write::{META_FIXED, parse_meta};
 
@@ -49,7 +49,7 @@ pub(crate) struct Tiers {
     pub(crate) hashing: HashBudget,
     pub(crate) room: Room,
     /// Blocks of pools on this host.
-    pub(crate) mapped: Mapped,
+    pub(crate) mapped: MappedBlocks,
     /// Blocks that were brought up for idle conversations, by their last blocks.
     pub(crate) fetched_ahead: Vec<(BlockIdentity, Vec<Lease>)>,
 }
@@ -88,7 +88,7 @@ impl Tiers {
         let descriptions = vec![None; shared.memory.slot_count()];
         let (hashing, room) = (HashBudget::new(), Room::default());
         let now = Instant::now();
-        let (mapped, fetched_ahead) = (Mapped::default(), Vec::new());
+        let (mapped, fetched_ahead) = (MappedBlocks::default(), Vec::new());
         Self { shared, notify, now, descriptions, disk, bandwidth, hashing, room, mapped, fetched_ahead }
     }
 

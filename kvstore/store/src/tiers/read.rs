@@ -1,8 +1,8 @@
 //! From the disk into host memory.
 
+use crate::plan::Tier;
 use kvstore_block::BlockIdentity;
 use kvstore_disk::ReadCheck;
-use crate::plan::Tier;
 
 use super::{Arrival, Origin, Tiers};
 use crate::disk::{DiskCommand, Read, Waiter};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::plan::{TIERS, Tier};
 use crossbeam_channel::{Receiver, unbounded};
 use dataplane_memory::PageSize;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, CatalogConfig, PolicyKind, TierConfig};
-use crate::plan::{TIERS, Tier};
 
 use super::Tiers;
 use crate::bandwidth::Bandwidth;

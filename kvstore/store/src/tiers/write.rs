@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::plan::{Priority, Tier};
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Evicting, Registered, Reserved, TenantId};
 use kvstore_disk::Usage;
-use crate::plan::{Priority, Tier};
 
 use super::Tiers;
 use crate::disk::{DiskCommand, DiskCopy, Hold, HostCopy, Write};
@@ -64,14 +64,17 @@ impl Tiers {
     }
 
     /// Writes what waits, as far as the disk's queue has room; whether there is more for which it has.
-    fn write_waiting(&mut self) -> bool {
+    pub(super) fn write_waiting(&mut self) -> bool {
         for _ in 0..WRITES_MAX {
             if self.bandwidth.holds_writes() {
                 return false;
             }
             let Some(disk) = self.disk.as_mut().filter(|disk| disk.link.has_room()) else { return false };
             let Some((identity, held)) = disk.unwritten.pop() else { return false };
-            let Some(lease) = held.or_else(|| self.shared.catalog.pin(HOST, &identity)) else { continue };
+            let Some(lease) = held.or_else(|| self.shared.catalog.pin(HOST, &identity)) else {
+                StoreCounters::add(&self.shared.counters.gone_unwritten, 1);
+                continue;
+            };
             let (slot, bytes) = (lease.slot(), lease.bytes());
             // A block that is not written stays in host memory all the same.
             let refused = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease));

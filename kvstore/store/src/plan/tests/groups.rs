@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use crate::plan::speed::SpeedSnapshot;
 use crate::plan::tests::sweep::{self, PREFILL};
 use crate::plan::tests::testing::{Random, SimulatedNode, speed};
-use crate::plan::{
-    Choice, Group, PlanConfig, RecomputeModel, Request, SpeedSnapshot, TIERS, Tier, TierSet, plan,
-};
+use crate::plan::{Choice, Group, PlanConfig, RecomputeModel, Request, TIERS, Tier, TierSet, plan};
 
 const DISK: TierSet = TierSet::EMPTY.with(Tier::Disk);
 

@@ -14,55 +14,56 @@ use crate::plan::tests::testing::{Random, SimulatedNode, speed};
 use crate::plan::tier::{TIERS, Tier, TierSet};
 
 /// Requests that a node serves before it is judged.
-pub const WARM_UP: usize = 200;
+pub(crate) const WARM_UP: usize = 200;
 /// Tokens of a block.
-pub const BLOCK_TOKENS: u32 = 16;
+pub(crate) const BLOCK_TOKENS: u32 = 16;
 /// Bytes of a block: 8 kv heads of 128 in 32 layers, bf16.
-pub const BLOCK_BYTES: u64 = 2 << 20;
+pub(crate) const BLOCK_BYTES: u64 = 2 << 20;
 /// Prefix lengths in tokens.
-pub const PREFIX_TOKENS: [u32; 14] =
+pub(crate) const PREFIX_TOKENS: [u32; 14] =
     [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 /// Bandwidths in bytes a second.
-pub const BYTES_PER_S: [f64; 12] = [1e7, 1e8, 5e8, 1e9, 2e9, 2.6e9, 3e9, 3.3e9, 4e9, 8e9, 2e10, 5e10];
+pub(crate) const BYTES_PER_S: [f64; 12] = [1e7, 1e8, 5e8, 1e9, 2e9, 2.6e9, 3e9, 3.3e9, 4e9, 8e9, 2e10, 5e10];
 /// Latencies in microseconds.
-pub const LATENCY_US: [u64; 5] = [10, 100, 1000, 10_000, 100_000];
+pub(crate) const LATENCY_US: [u64; 5] = [10, 100, 1000, 10_000, 100_000];
 /// The true prefill of the simulated worker; not the planner's guess.
-pub const PREFILL: PrefillGuess = PrefillGuess { fixed_s: 8e-3, linear_s: 4e-5, quadratic_s: 4e-10 };
+pub(crate) const PREFILL: PrefillGuess = PrefillGuess { fixed_s: 8e-3, linear_s: 4e-5, quadratic_s: 4e-10 };
 /// Tokens of a prompt after the prefix.
 const SUFFIX_TOKENS: u32 = 64;
 
 /// One point of the sweep. All times are true seconds to the first token.
 #[derive(Debug, Clone, Copy)]
-pub struct Cell {
+#[expect(dead_code, reason = "a failed test prints the point")]
+pub(crate) struct Cell {
     /// Tokens that the tier holds.
-    pub prefix_tokens: u32,
+    pub(crate) prefix_tokens: u32,
     /// Bandwidth of the tier.
-    pub bytes_per_s: f64,
+    pub(crate) bytes_per_s: f64,
     /// Latency of the tier.
-    pub latency: Duration,
+    pub(crate) latency: Duration,
     /// Everything onboarded.
-    pub onboard_s: f64,
+    pub(crate) onboard_s: f64,
     /// Everything recomputed.
-    pub recompute_s: f64,
+    pub(crate) recompute_s: f64,
     /// The best number of onboarded blocks, by trying each.
-    pub best_s: f64,
+    pub(crate) best_s: f64,
     /// The plan.
-    pub chosen_s: f64,
+    pub(crate) chosen_s: f64,
     /// The plan's blocks.
-    pub chosen_blocks: usize,
+    pub(crate) chosen_blocks: usize,
 }
 
 impl Cell {
     /// By how much the plan is worse than the best, as a part.
     #[must_use]
-    pub fn regret(&self) -> f64 {
+    pub(crate) fn regret(&self) -> f64 {
         self.chosen_s / self.best_s - 1.0
     }
 }
 
 /// A request for a prefix that is held in the same tiers throughout.
 #[must_use]
-pub fn request<'a>(held: &'a [TierSet], previous: Choice) -> Request<'a> {
+pub(crate) fn request<'a>(held: &'a [TierSet], previous: Choice) -> Request<'a> {
     Request {
         held,
         groups: &[],
@@ -79,12 +80,12 @@ pub fn request<'a>(held: &'a [TierSet], previous: Choice) -> Request<'a> {
 
 /// True speeds in which only the disk matters.
 #[must_use]
-pub fn disk_of(latency: Duration, bytes_per_s: f64) -> SpeedSnapshot {
+pub(crate) fn disk_of(latency: Duration, bytes_per_s: f64) -> SpeedSnapshot {
     [speed(latency, bytes_per_s); TIERS]
 }
 
 /// Serves requests of random length from the disk.
-pub fn warm_up(node: &mut SimulatedNode, seed: u64, requests: usize) {
+pub(crate) fn warm_up(node: &mut SimulatedNode, seed: u64, requests: usize) {
     let mut random = Random::new(seed);
     let held = vec![TierSet::EMPTY.with(Tier::Disk); 8192];
     let mut previous = Choice::Recompute;
@@ -96,7 +97,7 @@ pub fn warm_up(node: &mut SimulatedNode, seed: u64, requests: usize) {
 
 /// Every cell of one tier speed.
 #[must_use]
-pub fn cells(seed: u64, latency: Duration, bytes_per_s: f64, config: PlanConfig) -> Vec<Cell> {
+pub(crate) fn cells(seed: u64, latency: Duration, bytes_per_s: f64, config: PlanConfig) -> Vec<Cell> {
     let mut node = SimulatedNode::new(seed, disk_of(latency, bytes_per_s), PREFILL, config);
     warm_up(&mut node, seed ^ 0x5eed, WARM_UP);
     let held = vec![TierSet::EMPTY.with(Tier::Disk); 8192];
@@ -124,7 +125,7 @@ pub fn cells(seed: u64, latency: Duration, bytes_per_s: f64, config: PlanConfig)
 
 /// The whole sweep.
 #[must_use]
-pub fn sweep(seed: u64, config: PlanConfig) -> Vec<Cell> {
+pub(crate) fn sweep(seed: u64, config: PlanConfig) -> Vec<Cell> {
     let speeds = LATENCY_US.into_iter().flat_map(|latency| BYTES_PER_S.map(|bytes| (latency, bytes)));
     speeds.flat_map(|(us, bytes)| cells(seed + us, Duration::from_micros(us), bytes, config)).collect()
 }

@@ -11,17 +11,17 @@ use crate::plan::{ExplorationConfig, PlanConfig};
 
 /// Seeded random numbers (splitmix64).
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// Equal seeds, equal numbers.
     #[must_use]
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// 64 random bits.
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,12 +30,12 @@ impl Random {
     }
 
     /// From [0, 1).
-    pub fn uniform(&mut self) -> f64 {
+    pub(crate) fn uniform(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// A factor whose logarithm is normal with this deviation (Box-Muller).
-    pub fn noise(&mut self, deviation: f64) -> f64 {
+    pub(crate) fn noise(&mut self, deviation: f64) -> f64 {
         let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
         (deviation * radius * (std::f64::consts::TAU * self.uniform()).cos()).exp()
     }
@@ -43,19 +43,19 @@ impl Random {
 
 /// A node whose true speeds are known to the test and unknown to the planner.
 #[derive(Debug, Clone)]
-pub struct SimulatedNode {
+pub(crate) struct SimulatedNode {
     /// True speeds.
-    pub tiers: SpeedSnapshot,
+    pub(crate) tiers: SpeedSnapshot,
     /// True prefill.
-    pub prefill: PrefillGuess,
+    pub(crate) prefill: PrefillGuess,
     /// Log deviation of transfer times.
-    pub tier_noise: f64,
+    pub(crate) tier_noise: f64,
     /// Log deviation of prefill times.
-    pub prefill_noise: f64,
+    pub(crate) prefill_noise: f64,
     /// What the planner has learnt.
-    pub speeds: TierSpeeds,
+    pub(crate) speeds: TierSpeeds,
     /// What the planner has learnt.
-    pub recompute: RecomputeModel,
+    pub(crate) recompute: RecomputeModel,
     config: PlanConfig,
     explore: Exploration,
     random: Random,
@@ -64,19 +64,19 @@ pub struct SimulatedNode {
 
 /// What a request cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// Seconds to the first token.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Whether the onboarding was given up.
-    pub gave_up: bool,
+    pub(crate) gave_up: bool,
     /// What was planned.
-    pub choice: Choice,
+    pub(crate) choice: Choice,
 }
 
 impl SimulatedNode {
     /// A node that knows nothing yet.
     #[must_use]
-    pub fn new(seed: u64, tiers: SpeedSnapshot, prefill: PrefillGuess, config: PlanConfig) -> Self {
+    pub(crate) fn new(seed: u64, tiers: SpeedSnapshot, prefill: PrefillGuess, config: PlanConfig) -> Self {
         Self {
             tiers,
             prefill,
@@ -93,12 +93,12 @@ impl SimulatedNode {
 
     /// The plan with what is known.
     #[must_use]
-    pub fn plan(&self, request: &Request<'_>) -> Plan {
+    pub(crate) fn plan(&self, request: &Request<'_>) -> Plan {
         plan(&self.config, request, &self.speeds.snapshot(), &self.recompute)
     }
 
     /// Plans and runs a request, learns from it, and probes. Requests come every two seconds.
-    pub fn serve(&mut self, request: &Request<'_>) -> Outcome {
+    pub(crate) fn serve(&mut self, request: &Request<'_>) -> Outcome {
         self.now += Duration::from_secs(2);
         let plan = self.plan(request);
         let snapshot = self.speeds.snapshot();
@@ -142,7 +142,7 @@ impl SimulatedNode {
 
     /// Noise-free time of a plan that uses so many blocks of each tier, on an idle worker.
     #[must_use]
-    pub fn true_s(&self, request: &Request<'_>, blocks: [usize; TIERS]) -> f64 {
+    pub(crate) fn true_s(&self, request: &Request<'_>, blocks: [usize; TIERS]) -> f64 {
         let onboard_s = Tier::ALL
             .into_iter()
             .filter(|tier| blocks[tier.index()] > 0)
@@ -159,7 +159,7 @@ impl SimulatedNode {
 
     /// Noise-free time of the plan that would be chosen now.
     #[must_use]
-    pub fn chosen_s(&self, request: &Request<'_>) -> f64 {
+    pub(crate) fn chosen_s(&self, request: &Request<'_>) -> f64 {
         let plan = self.plan(request);
         self.true_s(request, Tier::ALL.map(|tier| plan.blocks_from(tier)))
     }
@@ -167,6 +167,6 @@ impl SimulatedNode {
 
 /// A speed for simulated tiers.
 #[must_use]
-pub fn speed(latency: Duration, bytes_per_s: f64) -> TierSpeed {
+pub(crate) fn speed(latency: Duration, bytes_per_s: f64) -> TierSpeed {
     TierSpeed::guess(latency, bytes_per_s)
 }
