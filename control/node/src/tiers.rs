@@ -110,11 +110,9 @@ pub(crate) fn open(
         disk_write: if settings.disk_tier.write == "back" { WriteMode::Back } else { WriteMode::Through },
         others_deadline: others_deadline(settings),
         tenant_share: tier.tenant_share,
-        prefetch: tier.prefetch.then_some(ReturnConfig {
-            prefetch_chance: tier.prefetch_chance,
-            lead: tier.prefetch_lead,
-            ..ReturnConfig::default()
-        }),
+        prefetch: tier
+            .prefetch
+            .then_some(ReturnConfig { prefetch_chance: tier.prefetch_chance, lead: tier.prefetch_lead }),
         bandwidth: bandwidth(settings, blocks.bytes),
         ..StoreConfig::new(blocks.bytes, blocks.tokens)
     };

@@ -77,7 +77,7 @@ pub(crate) trait BlockBytes {
 
 impl BlockBytes for BlockRead<'_> {
     fn line(&mut self) -> Option<[u8; LINE_BYTES]> {
-        self.next()
+        self.read_lanes()
     }
 
     fn copy(&mut self, target: &mut [MaybeUninit<u8>]) -> bool {

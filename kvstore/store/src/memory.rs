@@ -435,9 +435,9 @@ pub struct BlockRead<'a> {
 }
 
 impl BlockRead<'_> {
-    /// The next bytes, whole lanes behind whole lanes; `None`, and nothing is read, when fewer are left.
+    /// The next `BYTES` bytes; `None`, and nothing is read, when fewer are left or the position is no multiple of 8.
     #[must_use]
-    pub fn next<const BYTES: usize>(&mut self) -> Option<[u8; BYTES]> {
+    pub fn read_lanes<const BYTES: usize>(&mut self) -> Option<[u8; BYTES]> {
         const { assert!(BYTES.is_multiple_of(LANE_BYTES)) };
         if self.left() < BYTES || !self.at.is_multiple_of(LANE_BYTES) {
             return None;

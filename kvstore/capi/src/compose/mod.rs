@@ -82,7 +82,6 @@ pub(crate) fn open(
         prefetch: settings.host_tier.prefetch.then_some(ReturnConfig {
             prefetch_chance: settings.host_tier.prefetch_chance,
             lead: settings.host_tier.prefetch_lead.0,
-            ..ReturnConfig::default()
         }),
         ..StoreConfig::new(block_bytes, TOKENS)
     };

@@ -89,7 +89,7 @@ fn blocks_that_callers_copy_themselves_come_back_as_they_went() {
     let pattern = [1_usize, 7, 8, 13, 64, 3, 500, 2, 129];
     for start in 0..pattern.len() {
         let mut read = held[0].read();
-        assert_eq!(read.next::<8>().as_ref().map(|bytes| &bytes[..]), Some(&contents(&known)[..8]));
+        assert_eq!(read.read_lanes::<8>().as_ref().map(|bytes| &bytes[..]), Some(&contents(&known)[..8]));
         let (mut copied, mut lengths) = (contents(&known)[..8].to_vec(), pattern[start..].iter().cycle());
         while copied.len() < held[0].len() - start {
             let len = (*lengths.next().expect("a cycle")).min(held[0].len() - start - copied.len());
