@@ -97,11 +97,14 @@ pub(super) struct OtherNodes {
     memory: Arc<SlotPool>,
     leased: HashMap<u64, Vec<SlotRef>>,
     next_lease: u64,
-    events: (Sender<(u64, LeaseEvent)>, Receiver<(u64, LeaseEvent)>),
+    events: (Sender<Told>, Receiver<Told>),
     pub(super) delivered: u64,
     pub(super) offered: u64,
     pub(super) mapped: u64,
 }
+
+/// What a client tells of a lease.
+type Told = (u64, LeaseEvent);
 
 /// Slots of a pool's memory.
 const POOL_SLOTS: u32 = 48;

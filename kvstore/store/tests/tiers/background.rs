@@ -63,8 +63,7 @@ fn blocks_of_a_conversation_are_there_before_it_goes_on() {
 #[test]
 fn what_was_fetched_ahead_stays_while_others_fill_host_memory() {
     let disk = files(256);
-    let prefetch =
-        ReturnConfig { lead: Duration::from_secs(60), prefetch_chance: 0.0, ..ReturnConfig::default() };
+    let prefetch = ReturnConfig { lead: Duration::from_secs(60), prefetch_chance: 0.0 };
     let config = StoreConfig { prefetch: Some(prefetch), ..StoreConfig::new(BLOCK, TOKENS) };
     let mut rig = Rig::configured(with_disk(24, &disk, WriteMode::Through), config);
     let talk = chain(1000, 6);
@@ -95,7 +94,7 @@ fn what_is_fetched_in_vain_is_bounded_and_counted() {
     let disk = files(256);
     let lead = Duration::from_millis(100);
     // Whatever is idle is fetched.
-    let prefetch = ReturnConfig { lead, prefetch_chance: 0.0, ..ReturnConfig::default() };
+    let prefetch = ReturnConfig { lead, prefetch_chance: 0.0 };
     let config = StoreConfig { prefetch: Some(prefetch), ..StoreConfig::new(BLOCK, TOKENS) };
     let mut rig = Rig::configured(with_disk(16, &disk, WriteMode::Through), config);
     for seed in 0..6 {
