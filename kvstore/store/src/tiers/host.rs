@@ -93,6 +93,10 @@ impl Tiers {
     /// The same without waiting for what would have to be written first.
     pub(crate) fn host_slot_now(&mut self, tenant: TenantId) -> Option<Reserved> {
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
+        if !self.shared.catalog.has_room(HOST, tenant) {
+            // Blocks that wait to be written give way, but only where the disk cannot take them now.
+            self.write_waiting();
+        }
         loop {
             self.shared.catalog.reserve(HOST, 1, tenant, &mut evicted, &mut reserved);
             for evicted in evicted.drain(..) {
@@ -101,8 +105,6 @@ impl Tiers {
             if !reserved.is_empty() {
                 return reserved.pop();
             }
-            // Blocks that wait to be written give way, but only where the disk cannot take them now.
-            self.write_waiting();
             if !self.disk.as_mut().is_some_and(|disk| disk.unwritten.let_go()) {
                 return None;
             }

@@ -106,6 +106,33 @@ fn blocks_that_callers_copy_themselves_come_back_as_they_went() {
     assert_eq!(rig.store.leased_slots(), 1, "the one that is too long for its slot");
 }
 
+/// What waits to be written does not give way to newer blocks while the disk can take it: nothing behind it could be written either.
+#[test]
+fn memory_that_is_full_of_unwritten_blocks_waits_for_the_disk() {
+    let files = files(1100);
+    let mut rig = Rig::new(with_disk(2, &files, WriteMode::Through));
+    let (done, is_stored) = unbounded();
+    let mut all = Vec::new();
+    for round in 1..=16 {
+        let blocks = chain(round, 64);
+        all.extend(&blocks);
+        for (position, block) in blocks.iter().enumerate() {
+            let parent = position.checked_sub(1).map(|before| blocks[before]);
+            let description =
+                Description { parent, position: position as u32, meta: Arc::default(), tenant: TenantId(0) };
+            let done = done.clone();
+            let done = move |stored| done.send(stored).expect("the test waits");
+            rig.store.put(*block, description, vec![contents(block).into()], done).expect("room");
+        }
+        for _ in &blocks {
+            assert_eq!(is_stored.recv_timeout(PATIENCE), Ok(true));
+        }
+        rig.settle(64 * round);
+        assert_eq!((rig.store.look_up(&blocks), rig.counter("disk_gone_blocks")), (64, 0));
+    }
+    rig.events_are_true(&all);
+}
+
 /// Several writers of one chain do not keep its order: what comes before its parent is written after it.
 #[test]
 fn blocks_that_come_before_their_parents_are_written_through_too() {
