@@ -282,7 +282,7 @@ typedef struct kvasir_kv_statistics {
     uint64_t disk_evicted;   /* left the disk to make room */
     uint64_t damaged;        /* were found not to be what had been stored, in memory, on the disk or on the way to a
                               * device */
-    uint64_t far_read;       /* blocks that came from other nodes or object storage */
+    uint64_t far_read;       /* blocks that came from other nodes or object storage, or are read in a pool's memory */
     uint64_t far_written;    /* blocks sent there */
     uint64_t far_too_large;  /* blocks that do not fit the slots of other nodes: their `store.slot` is too small */
     uint64_t events_lost;    /* events that `queue.events` had no room for */
@@ -459,9 +459,9 @@ typedef struct kvasir_kv_transfer {
  * disk.
  *
  * A fetch looks for blocks in the tiers that are not on this node ([remote_tier], then [object_tier]) and brings what it finds into
- * memory. Its identities are a chain from its very first block: each hangs on the one before it, as a save of a chain
+ * memory, or makes it readable in the memory of a pool on this host. Its identities are a chain from its very first block: each hangs on the one before it, as a save of a chain
  * told. The caller has the first `held` of them and does not need these. `payload_bytes` of its completion is how many of the
- * blocks, from the first on, are here now, those that the caller has included: in memory, or on the disk. It ends within
+ * blocks, from the first on, are here now, those that the caller has included: in memory, on the disk, or so. It ends within
  * `deadline_us` and the tiers' deadlines together, and at once when all blocks are here or there are no such tiers. Blocks that it
  * brought may be evicted like all others: load them soon.
  *

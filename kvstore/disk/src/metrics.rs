@@ -32,8 +32,8 @@ impl DiskCounters {
             ("writes", "Blocks written", read(&self.writes)),
             ("written_bytes", "Payload bytes written", read(&self.written_bytes)),
             ("write_failures", "Blocks that could not be written", read(&self.write_failures)),
-            ("reads", "Blocks read and verified", read(&self.reads)),
-            ("read_bytes", "Payload bytes read and verified", read(&self.read_bytes)),
+            ("reads", "Blocks read; their readers verify them", read(&self.reads)),
+            ("read_bytes", "Payload bytes read", read(&self.read_bytes)),
             (
                 "misses_damaged",
                 "Reads whose bytes were not what had been written",

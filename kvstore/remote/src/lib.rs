@@ -5,7 +5,7 @@
 //!   [`PoolService`] runs one on a thread.
 //! * [`RemotePool`] is a client of many such nodes: it finds the node of a block without asking anybody
 //!   (rendezvous hashing), asks all nodes of a chain at once, reads one-sidedly into slots of its own slab and
-//!   verifies every block before it counts.
+//!   verifies every block before it counts. A node's memory that is mapped here is read in place, and verified by the reader.
 //!
 //! Invariants:
 //! 1. A block counts only after the checksum of the bytes here, with its identity in it, was right. Whatever

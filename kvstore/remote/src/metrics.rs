@@ -59,7 +59,7 @@ counters! {
         transfers: "Reads and writes in flight (level)",
         requests: "Requests sent",
         timeouts: "Requests not answered in time",
-        hit_blocks: "Blocks read and verified",
+        hit_blocks: "Blocks read and verified, or read in place",
         damaged_blocks: "Blocks read whose checksum was wrong",
         opened: "Times the breaker opened",
         busy: "Requests that the node refused for want of room",
