@@ -147,7 +147,11 @@ impl Headers {
                 {
                     return mismatch(describe(page.segment, header));
                 }
-                HeaderState::Version(version) => return mismatch(format!("a store of format {version}, which this program does not read")),
+                HeaderState::Version(version) => {
+                    return mismatch(format!(
+                        "a store of format {version}, which this program does not read"
+                    ));
+                }
                 // No damage makes both copies look like this, as they lie far apart.
                 HeaderState::Foreign => {
                     let Area { file, offset, .. } = layout.area;

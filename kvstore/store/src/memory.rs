@@ -53,16 +53,24 @@ pub(crate) struct MappedPlace {
     made: Instant,
     /// When it was read last, in ms since `made` and one; 0: never. Relaxed: nothing else depends on it.
     read_at_ms: AtomicU64,
+    /// How often it was read. Relaxed as well.
+    reads: AtomicU32,
 }
 
 impl MappedPlace {
     pub(crate) fn new(slab: Arc<Slab>, slot: u32, generation: u32, position: u32, word: u64) -> Self {
-        let (made, read_at_ms) = (Instant::now(), AtomicU64::new(0));
-        Self { slab, slot, generation, position, word, made, read_at_ms }
+        let (made, read_at_ms, reads) = (Instant::now(), AtomicU64::new(0), AtomicU32::new(0));
+        Self { slab, slot, generation, position, word, made, read_at_ms, reads }
     }
 
     fn was_read(&self) {
         self.read_at_ms.store(self.made.elapsed().as_millis() as u64 + 1, Ordering::Relaxed);
+        self.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often it was read to its end.
+    pub(crate) fn reads(&self) -> u32 {
+        self.reads.load(Ordering::Relaxed)
     }
 
     /// Whether it was read, and not within so much time before `now`.

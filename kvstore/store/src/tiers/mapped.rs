@@ -3,8 +3,8 @@
 //!
 //! A pool keeps such a block as long as its lease lasts, and ends the connection of a client that holds one for longer: so a block is
 //! forgotten here when its time is up, whoever still reads it. A reader notices by the generation of the pool's slot. And what is leased
-//! cannot be evicted there: a block that was read is forgotten soon after, and asked for again when another prompt wants it. Listeners are
-//! told nothing of blocks that come and go so fast.
+//! cannot be evicted there, and one client leases a part of a pool at most: a block that was read by all who were told of it is forgotten
+//! soon after, and asked for again when another prompt wants it. Listeners are told nothing of blocks that come and go so fast.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,12 +22,13 @@ use crate::metrics::StoreCounters;
 use crate::planted::{Planted, is_planted};
 use crate::shared::{DISK, HOST, MAPPED};
 
-/// How long a block stays known after it was read: for whoever wants it at the same time.
+/// How long a block stays known after it was read by somebody whom no search had told of it.
 const AFTER_READ: Duration = Duration::from_millis(100);
 /// How long a block stays known at least after a search has told of it: its load comes by then.
 const PROMISE: Duration = Duration::from_millis(500);
 /// How often blocks that were read are looked for.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
 /// A block of a pool that is known here.
 #[derive(Debug)]
 struct KnownBlock {
@@ -35,9 +36,25 @@ struct KnownBlock {
     place: Arc<MappedPlace>,
     /// The lease ends by then.
     until: Instant,
-    /// A search has told of it, and said that it stays until then.
+    /// A search has told of it, and said that it stays until then, or until each such search's load has read it.
     promised: Instant,
+    /// How many searches have.
+    promises: u32,
     lease: Arc<LeaseGuard>,
+}
+
+impl KnownBlock {
+    /// Searches whose loads have not read it.
+    fn open_promises(&self) -> u32 {
+        self.promises.saturating_sub(self.place.reads())
+    }
+
+    /// Whether its lease is about to end, or everybody who was told of it has read it.
+    fn is_over(&self, now: Instant) -> bool {
+        let is_done = self.promises > 0 && self.open_promises() == 0;
+        let is_idle = self.promised <= now && self.place.was_read_before(now, AFTER_READ);
+        self.until <= now + LOOK_EVERY || is_done || is_idle
+    }
 }
 
 /// What is known of pools' blocks, by their slots in the catalog's tier of them.
@@ -86,7 +103,8 @@ impl Tiers {
             return true;
         }
         // One that is known already gets the new lease.
-        let was_known = self.mapped_slot(&identity).is_some();
+        let known = self.mapped_slot(&identity).and_then(|slot| self.mapped.known.get(&slot));
+        let (was_known, promises) = (known.is_some(), known.map_or(0, KnownBlock::open_promises));
         self.unmap(&identity);
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
         shared.catalog.reserve(MAPPED, 1, at.tenant, &mut evicted, &mut reserved);
@@ -104,7 +122,7 @@ impl Tiers {
             return false;
         }
         let promised = self.now + PROMISE;
-        self.mapped.known.insert(slot, KnownBlock { identity, place, until, promised, lease });
+        self.mapped.known.insert(slot, KnownBlock { identity, place, until, promised, promises, lease });
         self.mapped.next_look.get_or_insert(self.now + LOOK_EVERY);
         if !was_known {
             StoreCounters::add(&shared.counters.from_far, 1);
@@ -137,6 +155,7 @@ impl Tiers {
                 && let Some(known) = self.mapped.known.get_mut(&slot)
             {
                 known.promised = self.now + PROMISE;
+                known.promises = known.promises.saturating_add(1);
             }
         }
     }
@@ -165,17 +184,13 @@ impl Tiers {
         Some(is_damaged)
     }
 
-    /// Forgets blocks whose leases are about to end, or that were read and are not promised any more.
+    /// Forgets blocks whose leases are about to end, or that were read and are wanted by nobody who was told of them.
     pub(crate) fn expire_mapped(&mut self) {
         if self.mapped.next_look.is_none_or(|look| self.now < look) || is_planted(Planted::KeptLease) {
             return;
         }
         let now = self.now;
-        let is_over = |known: &KnownBlock| {
-            known.until <= now + LOOK_EVERY
-                || known.place.was_read_before(now, AFTER_READ) && known.promised <= now
-        };
-        let over = self.mapped.known.values().filter(|known| is_over(known));
+        let over = self.mapped.known.values().filter(|known| known.is_over(now));
         let over: Vec<BlockIdentity> = over.map(|known| known.identity).collect();
         over.iter().for_each(|identity| self.unmap(identity));
         self.mapped.next_look = (!self.mapped.known.is_empty()).then(|| now + LOOK_EVERY);

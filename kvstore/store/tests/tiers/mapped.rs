@@ -143,11 +143,11 @@ fn blocks_of_a_pool_are_read_where_they_lie() {
     assert_eq!((rig.store.blocks(), rig.store.leased_slots()), ([0, 0], 0), "none of them is copied");
     assert_eq!((rig.counter("far_read_blocks"), rig.counter("far_mapped_blocks")), (12, 12));
     let held = rig.store.hold_now(&talk).expect("all are there");
+    assert_eq!(rig.onboard(&talk, PATIENCE), 12, "every byte is compared");
     for (block, identity) in held.iter().zip(&talk) {
         assert_eq!(block.to_bytes(), Some(contents(identity)));
         assert!(block.read().is_intact() && !block.is_gone());
     }
-    assert_eq!(rig.onboard(&talk, PATIENCE), 12, "every byte is compared");
     // Soon after they were read their leases end, and they are asked for again.
     for _ in 0..12 {
         assert_eq!(events.recv_timeout(PATIENCE).expect("a lease ends").1, LeaseEvent::Ended);
@@ -157,6 +157,24 @@ fn blocks_of_a_pool_are_read_where_they_lie() {
     drop(rig);
     assert_eq!(events.iter().filter(|(_, event)| *event == LeaseEvent::Ended).count(), 12);
     assert_eq!(held[0].to_bytes(), Some(contents(&talk[0])), "its memory is there for whoever reads");
+    drop(given);
+}
+
+/// A block stays for each prompt whose search has told of it.
+#[test]
+fn a_load_leaves_the_blocks_that_another_was_told_of() {
+    let Beside { mut rig, given, events, asked, .. } = beside_pool(Duration::from_secs(60), usize::MAX);
+    let talk = chain(4, 6);
+    let told = Instant::now();
+    assert_eq!([prepare(&mut rig, TenantId(0), &talk), prepare(&mut rig, TenantId(0), &talk)], [6, 6]);
+    assert_eq!(asked.load(Ordering::Relaxed), 1, "the second search found them here");
+    assert_eq!(rig.onboard(&talk, PATIENCE), 6);
+    let early = events.recv_timeout(Duration::from_millis(200));
+    assert!(early.is_err() || told.elapsed() > Duration::from_millis(500), "{early:?} after one load of two");
+    rig.onboard(&talk, PATIENCE);
+    for _ in usize::from(early.is_ok())..6 {
+        assert_eq!(events.recv_timeout(PATIENCE).expect("a lease ends").1, LeaseEvent::Ended);
+    }
     drop(given);
 }
 
