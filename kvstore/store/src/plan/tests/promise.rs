@@ -196,18 +196,18 @@ fn planning_is_linear_in_the_blocks() {
     let held = vec![all; 16_384];
     let time = |blocks: usize| {
         let request = sweep::request(&held[..blocks], Choice::Recompute);
-        let mut times: Vec<Duration> = (0..9)
-            .map(|_| {
-                let start = Instant::now();
-                let plan = plan(&PlanConfig::default(), &request, &speeds, &known_worker());
-                assert_eq!(plan.recompute_from, blocks);
-                start.elapsed()
-            })
-            .collect();
-        times.sort_unstable();
-        times[4].as_secs_f64()
+        let start = Instant::now();
+        let plan = plan(&PlanConfig::default(), &request, &speeds, &known_worker());
+        assert_eq!(plan.recompute_from, blocks);
+        start.elapsed().as_secs_f64()
     };
-    let ratio = time(16_384) / time(2048);
+    // The shortest of many in turn: what else runs on the machine only adds.
+    let (mut many, mut few) = (f64::MAX, f64::MAX);
+    for _ in 0..50 {
+        many = many.min(time(16_384));
+        few = few.min(time(2048));
+    }
+    let ratio = many / few;
     println!("8 times the blocks take {ratio:.1} times as long");
     assert!(ratio < 24.0, "{ratio}");
 }
