@@ -53,7 +53,7 @@ pub struct Prompt<'a> {
     pub queued_tokens: u64,
 }
 
-/// Blocks of a prompt of a group of layers: see [`crate::plan::Group`].
+/// The blocks of a prompt in a group of layers: a prefix is useful only if each group has its last blocks.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptGroup<'a> {
     /// The group's block for each block of the prompt's chain.
