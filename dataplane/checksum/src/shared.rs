@@ -23,7 +23,7 @@ type Copy = unsafe fn(u64, *const u8, *mut u8, usize) -> u64;
 /// The sum of `bytes` bytes at `source`.
 ///
 /// # Safety
-/// They can be read.
+/// The bytes can be read.
 #[inline]
 pub(crate) unsafe fn sum(first_lane: u64, source: *const u8, bytes: usize) -> u64 {
     CHECKSUMMED_BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -45,7 +45,7 @@ pub(crate) unsafe fn sum(first_lane: u64, source: *const u8, bytes: usize) -> u6
 /// Copies `bytes` bytes and gives the sum of what was copied.
 ///
 /// # Safety
-/// They can be read at `source` and written at `target`; the ranges are apart.
+/// The bytes can be read at `source` and written at `target`; the ranges are apart.
 pub(crate) unsafe fn copy(
     first_lane: u64,
     source: *const u8,
@@ -165,7 +165,7 @@ mod x86 {
 
     use super::{CHUNK_BYTES, Chunk, copy_chunks, load_to_sum, walk};
 
-    /// What streaming needs of its target: whole lines are written then.
+    /// Alignment of the target of a streamed copy: whole lines are written.
     pub(super) const LINE_BYTES: usize = 64;
 
     #[inline]
@@ -176,7 +176,7 @@ mod x86 {
     /// Loads a chunk, once: the assembly may have changed it, for all that the compiler knows.
     ///
     /// # Safety
-    /// It can be read; the machine has AVX-512.
+    /// The source can be read; the machine has AVX-512.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn load_avx512(from: *const u8) -> Chunk {
@@ -197,7 +197,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// It can be read; the machine has AVX2.
+    /// The source can be read; the machine has AVX2.
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn load_avx2(from: *const u8) -> Chunk {
@@ -419,7 +419,7 @@ mod tests {
         }
     }
 
-    /// What a copy has summed is what it has stored, whatever the source was meanwhile.
+    /// A copy sums the bytes that it stores, whatever the source was meanwhile.
     #[test]
     fn a_writer_beside_the_copy_is_no_danger() {
         use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -56,7 +56,7 @@ fn meta(start: &[u8], bytes: usize) -> Option<&[u8]> {
     (length <= META_BYTES_MAX && head <= bytes && head <= start.len()).then(|| &rest[..length])
 }
 
-/// What became of a block.
+/// The outcome of a put of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unpacked {
     /// It is where it was wanted.

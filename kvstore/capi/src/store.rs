@@ -241,7 +241,7 @@ impl StoreBackend {
         }
         let (done, is_stored) = sync_channel(1);
         let done = move |stored| {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let _gone = done.send(stored);
         };
         let (block, description) = (BlockIdentity(*identity), place.description());
@@ -395,7 +395,7 @@ impl Backend for StoreBackend {
                 }
             }
         }
-        // Those before one that failed are waited for all the same.
+        // Saves before one that failed are waited for all the same.
         stored += self.end_puts(&mut under_way)?;
         failure.map_or(Ok(stored), Err)
     }

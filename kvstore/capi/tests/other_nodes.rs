@@ -521,7 +521,7 @@ fn pools_that_come_and_go_leave_nothing_behind() {
         let asked = two.poll(Duration::from_secs(30)).payload_bytes as usize;
         assert!(asked <= 40);
         if asked > 0 {
-            // What lay in the memory of the pool that went may have gone with it.
+            // Blocks in the memory of the pool that was killed may have gone with it.
             let (status, came) = two.load(of_two, &chain[..asked], &blocks[..asked]);
             assert_eq!(status, i32::from(came < asked as u64), "{came} of {asked}");
             (0..came).for_each(|block| {

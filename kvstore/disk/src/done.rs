@@ -55,7 +55,7 @@ pub enum MissReason {
     Device,
 }
 
-/// Who compares what is read with the block's checksum.
+/// The side that compares a read block with its checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadCheck {
     /// The log, before it reports the read.

@@ -83,7 +83,7 @@ impl MappedPlace {
 
     /// Whether the pool has given the slot to another block since.
     pub(crate) fn is_gone(&self) -> bool {
-        // What was read before is read before the generation, as by the reader of a seqlock.
+        // The bytes are read before the generation, as by the reader of a seqlock.
         fence(Ordering::Acquire);
         self.slab.try_generation(self.slot) != Some(self.generation)
     }
@@ -324,7 +324,7 @@ impl NewSlot {
 pub struct HostBlock {
     lease: Lease,
     memory: Arc<HostMemory>,
-    /// Where it lies, if that is in a pool's memory.
+    /// The block's place in a pool's memory, if it lies there.
     mapped: Option<Arc<MappedPlace>>,
 }
 
@@ -348,7 +348,7 @@ impl HostBlock {
         Arc::ptr_eq(&self.memory, &other.memory) && places == (other.lease.tier(), other.lease.slot())
     }
 
-    /// Its slot of this node's own memory.
+    /// The block's slot in this node's own memory.
     pub(crate) fn slot(&self) -> &SlotRef {
         assert!(self.mapped.is_none(), "blocks of pools have no slot here");
         self.memory.slot(self.lease.slot())

@@ -198,7 +198,7 @@ impl Shared {
     /// The tiers of this node that hold a block. Takes no lock.
     fn tiers_of(&self, identity: &BlockIdentity) -> TierSet {
         let Some(places) = self.catalog.places(identity) else { return TierSet::EMPTY };
-        // What a pool of this host has is copied as fast.
+        // Blocks of a pool on this host are copied as fast.
         let on_host = places.slot(HOST).or(places.slot(MAPPED)).map(|_| Tier::Host);
         let on_disk = places.slot(DISK).filter(|_| self.has_disk).map(|_| Tier::Disk);
         on_host.into_iter().chain(on_disk).collect()

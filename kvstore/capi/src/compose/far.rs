@@ -66,7 +66,7 @@ fn remote_tier(
         replicas: tier.replicas,
         deadline: tier.deadline.0,
         fingerprint: FINGERPRINT,
-        // What a pool of this host has is copied once, by the load; what is to go further down has to be in host memory.
+        // Blocks of a pool on this host are copied once, by the load; blocks that are to go further down have to be in host memory.
         maps: device.is_none() && settings.disk_tier.capacity.0 == 0 && !settings.object_tier.is_on(),
     };
     let mut rails = client_rails(settings, &config.nodes)?;

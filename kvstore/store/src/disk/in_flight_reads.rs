@@ -57,7 +57,7 @@ impl InFlightReads {
         self.next - 1
     }
 
-    /// Who verifies a read of the block that begins now.
+    /// The side that verifies a read of the block that begins now.
     pub(crate) fn check(&self, identity: &BlockIdentity) -> ReadCheck {
         if self.verify_next.contains(identity) { ReadCheck::Log } else { ReadCheck::Caller }
     }

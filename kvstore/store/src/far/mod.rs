@@ -90,7 +90,7 @@ pub struct LeaseGuard {
     tell: Box<dyn Fn(LeaseEvent) + Send + Sync>,
 }
 
-/// What happens to a lease at a pool.
+/// An event of a lease at a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseEvent {
     /// A block that it covers does not have its checksum.

@@ -220,7 +220,7 @@ impl FarLinks {
         search.has_found = true;
         search.found += mapped;
         search.is_cut |= mapped < asked;
-        // What an engine computes behind them is offered to the same group.
+        // Blocks that an engine computes behind them are offered to the same group.
         if let Portion::Single { group } = self.links[search.tier].portion()
             && let Some(last) = search.found.checked_sub(1).filter(|_| mapped > 0)
         {

@@ -182,7 +182,7 @@ impl Loads {
             Destination::Slots(slots) => tiers.tell(Moved::Onboarded { request, slots, verified }),
             Destination::Held(reply) => {
                 let memory = &tiers.shared.memory;
-                // One in a pool's memory may have gone since.
+                // A block in a pool's memory may have gone since.
                 let held = states.into_iter().take(verified).map_while(|state| match state {
                     State::Done(Some(lease)) => memory.held(lease),
                     _ => None,

@@ -103,7 +103,7 @@ pub(super) struct OtherNodes {
     pub(super) mapped: u64,
 }
 
-/// What a client tells of a lease.
+/// An event that a client tells of a lease.
 type Told = (u64, LeaseEvent);
 
 /// Slots of a pool's memory.

@@ -85,7 +85,7 @@ impl Tiers {
             self.left_host(evicted.identity, evicted.slot);
         }
         if reserved.len() < wanted {
-            // What is being written cannot be evicted yet.
+            // Blocks that are being written cannot be evicted yet.
             self.shared.wants_free_slots.store(true, Ordering::Relaxed);
         }
     }

@@ -57,7 +57,7 @@ impl KnownBlock {
     }
 }
 
-/// What is known of pools' blocks, by their slots in the catalog's tier of them.
+/// The known blocks of pools, by their slots in the catalog's tier of them.
 #[derive(Debug, Default)]
 pub(crate) struct MappedBlocks {
     known: HashMap<u32, KnownBlock>,
@@ -102,7 +102,7 @@ impl Tiers {
         if has_own {
             return true;
         }
-        // One that is known already gets the new lease.
+        // A block that is known already gets the new lease.
         let known = self.mapped_slot(&identity).and_then(|slot| self.mapped.known.get(&slot));
         let (was_known, promises) = (known.is_some(), known.map_or(0, KnownBlock::open_promises));
         self.unmap(&identity);

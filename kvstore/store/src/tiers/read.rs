@@ -72,7 +72,7 @@ impl Tiers {
         disk.map_or_else(Vec::new, |disk| disk.reads.end(read.number, &read.identity))
     }
 
-    /// What the disk has read becomes part of host memory if it is still wanted. Whoever reads it there compares it with its checksum, if
+    /// A block that the disk has read becomes part of host memory if it is still wanted. Whoever reads it there compares it with its checksum, if
     /// the log has not.
     pub(crate) fn came_from_disk(&mut self, read: Read, bytes: Option<u32>, is_gone: bool, place: Place) {
         let Read { number, identity, lease, filling, check, description, .. } = read;

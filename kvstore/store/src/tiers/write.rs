@@ -231,7 +231,7 @@ impl Tiers {
     }
 }
 
-/// What the disk keeps with a block beside its checksum.
+/// The record that the disk keeps with a block beside its checksum.
 fn meta_of(description: &Description) -> Vec<u8> {
     let mut meta = Vec::with_capacity(META_FIXED + description.meta.len());
     meta.extend_from_slice(&description.position.to_le_bytes());

@@ -106,7 +106,7 @@ fn blocks_that_callers_copy_themselves_come_back_as_they_went() {
     assert_eq!(rig.store.leased_slots(), 1, "the one that is too long for its slot");
 }
 
-/// What waits to be written does not give way to newer blocks while the disk can take it: nothing behind it could be written either.
+/// Blocks that wait to be written do not give way to newer ones while the disk can take them: nothing behind them could be written either.
 #[test]
 fn memory_that_is_full_of_unwritten_blocks_waits_for_the_disk() {
     let files = files(1100);

@@ -250,7 +250,7 @@ fn damage_in_a_pools_memory_is_told_to_the_pool() {
     assert_eq!(rig.store.look_up(&talk), 2);
 }
 
-/// They come and go with each prompt.
+/// Such blocks come and go with each prompt.
 #[test]
 fn listeners_are_told_nothing_of_blocks_of_pools() {
     let Beside { mut rig, given, events, .. } = beside_pool(Duration::from_millis(100), usize::MAX);

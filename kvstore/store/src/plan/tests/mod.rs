@@ -1,4 +1,4 @@
-//! What plans promise, in simulation.
+//! The promises of plans, in simulation.
 
 mod groups;
 mod promise;
