@@ -56,14 +56,14 @@ fn meta(start: &[u8], bytes: usize) -> Option<&[u8]> {
     (length <= META_BYTES_MAX && head <= bytes && head <= start.len()).then(|| &rest[..length])
 }
 
-/// The outcome of a put of one block.
+/// The outcome of unpacking a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unpacked {
-    /// It is where it was wanted.
+    /// The block is where it was wanted.
     Whole,
-    /// It has no room there; nothing was written.
+    /// The block has no room there; nothing was written.
     TooSmall { meta_bytes: usize, payload_bytes: usize },
-    /// It is no block.
+    /// The bytes are no block.
     Nonsense,
 }
 
