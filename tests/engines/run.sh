@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kvasir in front of and below real engines on the CPU:
-#   run.sh [routing|pools|control|disaggregation|offload|hybrid|slow|conversations|tiers|all] [--direct|--kvasir]   (vLLM)
+#   run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|slow|conversations|tiers|all] [--direct|--kvasir]   (vLLM)
 #   run.sh handoff [handoff.py's options]
 #   run.sh shared [shared.py's options]
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
@@ -21,8 +21,8 @@ fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "hybrid " | "slow " | "conversations " | "tiers " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
-*) echo "run.sh [routing|pools|control|disaggregation|offload|hybrid|slow|conversations|tiers|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
+"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "hybrid " | "mla " | "slow " | "conversations " | "tiers " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
+*) echo "run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|slow|conversations|tiers|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
 esac
 parts=(prefill decode)
 if [ "$direct" = --kvasir ]; then
@@ -187,6 +187,11 @@ if [ "$what" = hybrid ] || [ "$what" = all ]; then
     check refusals env PYTHONPATH="$root/kvstore/capi/python" "$python" "$here/refusals.py"
     # Three groups of layers need more memory: three blocks for 32 tokens.
     check hybrid env KVASIR_TEST_MODEL=hybridmodel KVASIR_HOST_TIER='640 MiB' "$python" -B "$here/offload.py" --port "$first" --core "$core1" --hybrid
+fi
+if [ "$what" = mla ] || [ "$what" = all ]; then
+    finish
+    [ -e "$LAB/mlamodel/model.safetensors" ] || "$python" "$here/make_model.py" "$LAB/mlamodel" mla
+    check mla "$python" -B "$here/mla.py" --kvasir "$kvasir" --port "$first" --cores "$core1,$core2"
 fi
 if [ "$what" = slow ] || [ "$what" = all ]; then
     finish

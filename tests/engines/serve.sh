@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Becomes one real vLLM server on the tiny model; ready after half a minute or, on a busy machine, two.
-#   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|shared|shared-small|tiered|slow-disk|conversations|offload|planted] [vLLM options]
+#   serve.sh PORT CORE [alone|prefill|decode|kvasir-prefill|kvasir-decode|shared|shared-small|mla|tiered|slow-disk|conversations|offload|planted] [vLLM options]
 # KV events on PORT+1000 with replay on PORT+2000; the NIXL side channel on PORT+3000, Kvasir's hand-offs on PORT+4000. Its process id is in
 # $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
 # The model is the one in $LAB/$KVASIR_TEST_MODEL, `tinymodel` if that is not set.
@@ -34,14 +34,18 @@ kvasir-prefill | kvasir-decode)
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"offload\":false,\"handoff_deadline\":${KVASIR_DEADLINE:-60},\"store\":{\
 \"host_tier\":{\"capacity\":\"16 MiB\"},\"transfer\":{$handoff}}}}")
     ;;
-shared | shared-small)
+shared | shared-small | mla)
     # Its blocks go to a small store of its own and to the pools that KVASIR_NODES names, a list in JSON. The smaller store has
-    # no room for three long prompts.
+    # no room for three long prompts. With `mla` the connector is planted/latents.py.
     export PYTHONPATH=$here/../../kvstore/capi/python
-    kvasir="\"kv_connector\":\"KvasirConnector\",\"kv_connector_module_path\":\"kvasir_kv.vllm\",\"kv_role\":\"kv_both\""
-    capacity='64 MiB'
-    [ "$part" = shared ] || capacity='16 MiB'
-    tiers="\"host_tier\":{\"capacity\":\"$capacity\"},\"remote_tier\":{\"nodes\":$KVASIR_NODES,\"deadline\":\"1s\"}"
+    connector=KvasirConnector module=kvasir_kv.vllm capacity='64 MiB' deadline=1s
+    [ "$part" != shared-small ] || capacity='16 MiB'
+    if [ "$part" = mla ]; then
+        export PYTHONPATH=$PYTHONPATH:$here/planted KVASIR_WRONG_BLOCKS=$LAB/wrong-blocks
+        connector=Latents module=latents capacity='256 MiB' deadline=10s
+    fi
+    kvasir="\"kv_connector\":\"$connector\",\"kv_connector_module_path\":\"$module\",\"kv_role\":\"kv_both\""
+    tiers="\"host_tier\":{\"capacity\":\"$capacity\"},\"remote_tier\":{\"nodes\":$KVASIR_NODES,\"deadline\":\"$deadline\"}"
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
     ;;
@@ -79,7 +83,7 @@ offload | planted)
     transfer=(--prefix-caching-hash-algo sha256_cbor --kv-transfer-config "{$kvasir,\
 \"kv_load_failure_policy\":\"recompute\",\"kv_connector_extra_config\":{\"store\":{$tiers}}}")
     ;;
-*) echo "serve.sh: $part is none of alone, prefill, decode, kvasir-prefill, kvasir-decode, shared, shared-small, tiered, slow-disk, conversations, offload, planted" >&2 && exit 2 ;;
+*) echo "serve.sh: $part is none of alone, prefill, decode, kvasir-prefill, kvasir-decode, shared, shared-small, mla, tiered, slow-disk, conversations, offload, planted" >&2 && exit 2 ;;
 esac
 events="{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:$((port + 1000))\",\
 \"replay_endpoint\":\"tcp://*:$((port + 2000))\",\"topic\":\"kv@127.0.0.1:$port@tiny\"}"

@@ -15,7 +15,7 @@ use super::node::{HEADS, LAYOUT, Node, block_bytes, content_of, fill_block, rang
 
 /// Slots that nobody is told of.
 const UNTOLD: usize = 16;
-/// Hand-offs under way at a time.
+/// Hand-offs under way at a time, where the transports are fast enough for it.
 const UNDER_WAY_MAX: usize = 24;
 /// Most blocks of one hand-off.
 const BLOCKS_MAX: u64 = 12;
@@ -54,6 +54,8 @@ struct Expected {
     /// Heads of each block that the sender holds.
     heads: HeadRange,
     is_cancelled: bool,
+    /// Its deadline is one that nobody could keep.
+    is_hurried: bool,
 }
 
 pub(crate) struct Worker {
@@ -61,6 +63,9 @@ pub(crate) struct Worker {
     notices: Receiver<Notice>,
     random: u64,
     expected: HashMap<u64, Expected>,
+    /// Hand-offs that may be under way now: one less after each that was late, one more after each that was whole. A transport
+    /// that is too slow for all at once (Soft-RoCE in an emulated machine) would be late with every one.
+    under_way_max: usize,
     pub(crate) tally: Tally,
     /// Slots that nobody is told of: liars try to write them.
     untold: Vec<SlotRef>,
@@ -80,6 +85,7 @@ impl Worker {
             notices,
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             expected: HashMap::new(),
+            under_way_max: UNDER_WAY_MAX,
             tally: Tally::default(),
             untold,
             seed,
@@ -114,7 +120,7 @@ impl Worker {
 
     pub(crate) fn step(&mut self, peers: &mut [Peer]) -> Result<()> {
         self.collect()?;
-        if self.expected.len() >= UNDER_WAY_MAX {
+        if self.expected.len() >= self.under_way_max {
             std::thread::sleep(Duration::from_micros(200));
             return Ok(());
         }
@@ -142,7 +148,8 @@ impl Worker {
         // Old bytes of a slot must not pass for a block that has come.
         let blank = vec![0xA5; LAYOUT.slot_bytes()];
         slots.iter().for_each(|slot| slot.slab().write(slot.slot(), 0, &blank));
-        let patience = if self.below(10) == 0 {
+        let is_hurried = self.below(10) == 0;
+        let patience = if is_hurried {
             Duration::from_micros(self.below(2000))
         } else {
             Duration::from_millis(500 + self.below(3000))
@@ -152,7 +159,7 @@ impl Worker {
         let expect = Command::Expect { transfer, address, first_block: first, content, slots, deadline };
         if self.node.service.submit(expect).is_ok() {
             let heads = peer.heads;
-            let expected = Expected { seed, first_block, blocks, heads, is_cancelled: false };
+            let expected = Expected { seed, first_block, blocks, heads, is_cancelled: false, is_hurried };
             self.expected.insert(transfer, expected);
             peer.push(transfer, pushed, seed);
         }
@@ -191,9 +198,15 @@ impl Worker {
         );
         let tally = &mut self.tally;
         match outcome {
-            Outcome::Complete => tally.whole += 1,
+            Outcome::Complete => {
+                tally.whole += 1;
+                self.under_way_max = UNDER_WAY_MAX.min(self.under_way_max + 1);
+            }
             _ if expected.is_cancelled => tally.cancelled += 1,
-            Outcome::Deadline => tally.late += 1,
+            Outcome::Deadline => {
+                tally.late += 1;
+                self.under_way_max = (self.under_way_max - usize::from(!expected.is_hurried)).max(1);
+            }
             Outcome::SenderStopped => tally.stopped += 1,
             Outcome::PeerDown => tally.lost += 1,
             Outcome::Refused => tally.refused += 1,

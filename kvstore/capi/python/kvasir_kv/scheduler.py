@@ -200,6 +200,8 @@ class Scheduler:
         """Steps whose results have not come."""
         self._last_finished_at = 0.0
         """When the last one's came."""
+        self._has_computed = False
+        """Whether a prompt has been computed."""
         self._uncomputed_tokens: dict[str, int] = {}
         """Tokens of prompts that are still to be computed, of requests that the engine has admitted."""
         self._idle_conversations = IdleConversations()
@@ -326,8 +328,12 @@ class Scheduler:
         # The engine may have begun this step while it computed the one before.
         begun, now = self._under_way.popleft(), time.monotonic()
         seconds, self._last_finished_at = now - max(begun.at, self._last_finished_at), now
-        if begun.tokens >= _PREFILL_TOKENS_MIN:
+        if begun.tokens < _PREFILL_TOKENS_MIN:
+            return
+        if self._has_computed:
             self._step.prefills.append(begun.prefill(seconds))
+        # The engine's first prompt pays for kernels that are compiled, and memory that is taken, at first use.
+        self._has_computed = True
 
     def take_report(self, report: Report) -> None:
         """What workers have done; counts when all of them have."""

@@ -32,23 +32,28 @@ pub(super) fn bandwidth(
     limits
 }
 
-/// Adds the tiers that the configuration has; returns how long a search of all of them may take, `None` without any.
+/// How long a search of the tiers that the configuration has may take, one after the other; `None` without any.
+pub(super) fn search_deadline(settings: &Settings) -> Option<Duration> {
+    let remote = settings.remote_tier.is_on().then_some(settings.remote_tier.deadline.0);
+    let object = settings.object_tier.is_on().then_some(settings.object_tier.deadline.0);
+    remote.into_iter().chain(object).reduce(|all, one| all + one)
+}
+
+/// Adds the tiers that the configuration has.
 pub(super) fn add_tiers(
     settings: &Settings,
     device: Option<&Prepared>,
     verbs_library: Option<&Arc<Library>>,
     builder: StoreBuilder,
-) -> Result<(StoreBuilder, Option<Duration>), Failure> {
-    let (mut builder, mut patience) = (builder, None);
+) -> Result<StoreBuilder, Failure> {
+    let mut builder = builder;
     if settings.remote_tier.is_on() {
         builder = remote_tier(settings, device, verbs_library, builder)?;
-        patience = Some(settings.remote_tier.deadline.0);
     }
     if settings.object_tier.is_on() {
         builder = object_tier(settings, builder)?;
-        patience = Some(patience.unwrap_or_default() + settings.object_tier.deadline.0);
     }
-    Ok((builder, patience))
+    Ok(builder)
 }
 
 fn remote_tier(

@@ -72,7 +72,10 @@ pub(crate) fn open(
         eviction: policy(settings.host_tier.eviction),
     };
     let block_bytes = payload_bytes_max + HEAD_BYTES_MAX;
+    let search_deadline = far::search_deadline(&settings);
+    let defaults = StoreConfig::new(block_bytes, TOKENS);
     let config = StoreConfig {
+        others_deadline: search_deadline.unwrap_or(defaults.others_deadline),
         bandwidth: far::bandwidth(&settings, block_bytes),
         disk_write: match settings.disk_tier.write {
             Write::Through => WriteMode::Through,
@@ -83,7 +86,7 @@ pub(crate) fn open(
             prefetch_chance: settings.host_tier.prefetch_chance,
             lead: settings.host_tier.prefetch_lead.0,
         }),
-        ..StoreConfig::new(block_bytes, TOKENS)
+        ..defaults
     };
     let mut builder = StoreBuilder::new(config, host).map_err(|error| failed(&error))?;
     if settings.disk_tier.capacity.0 > 0 {
@@ -94,8 +97,8 @@ pub(crate) fn open(
         let (prepared, to, with_copier) = Prepared::new(section, kernels, builder)?;
         (device, reports, builder) = (Some(prepared), Some(to), with_copier);
     }
-    let (builder, patience) = far::add_tiers(&settings, device.as_ref(), verbs_library, builder)?;
-    let fetches = Arc::new(Fetches::new(patience));
+    let builder = far::add_tiers(&settings, device.as_ref(), verbs_library, builder)?;
+    let fetches = Arc::new(Fetches::new(search_deadline));
     let fetch_reports = fetches.reports();
     let events = Arc::new(Events::new(settings.queue.events));
     let event_queue = Arc::clone(&events);

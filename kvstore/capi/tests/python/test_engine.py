@@ -410,6 +410,11 @@ class Sides(unittest.TestCase):
 
         scheduler._nearby = lambda: look
         blocks_of = lambda name: [list(range(10))]
+        # The engine's first prompt says nothing: it pays for what is made at first use.
+        scheduler.next_step({"one": TOKENS}, blocks_of)
+        scheduler.step_finished()
+        self.assertEqual(scheduler.next_step({}, blocks_of).prefills, [])
+        scheduler.step_finished()
         scheduler.next_step({"one": 2 * TOKENS, "two": 3 * TOKENS}, blocks_of)
         one.num_computed_tokens, two.num_computed_tokens = 2 * TOKENS, 3 * TOKENS
         scheduler.matched_tokens(self.prompt("three", 8 * TOKENS), 0)
@@ -438,6 +443,16 @@ class Sides(unittest.TestCase):
         for _ in range(4):
             scheduler.step_finished()
         self.assertEqual(scheduler.next_step({}, blocks_of).prefills, [])
+
+    def test_a_planned_fetch_may_take_as_long_as_the_tiers_may(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            nodes = '[remote_tier]\nnodes = ["n0=tcp:127.0.0.1:1"]\ndeadline = "1s"\n'
+            engine = self.engine(far=f'{nodes}[object_tier]\nurl = "file://{folder}"\ndeadline = "3s"\n', is_fetching=True)
+            engine.worker.load(Step(prefills=[Prefill(1000, 0, 10.0)] * 50))
+            names = b"".join(bytes([at]) * 16 for at in range(1, 100))
+            plan = engine.store.plan(names, 0, 100 * TOKENS, TOKENS, 0, True)
+            self.assertEqual(plan.operation, Operation.FETCH)
+            self.assertTrue(3.5 < plan.deadline <= 4.0, plan)
 
     def test_what_is_faster_computed_is_not_loaded(self) -> None:
         for is_nearby in (False, True):

@@ -10,6 +10,8 @@
 //!   four measurements; independent normal noise with a log deviation of 0.2 triggers it by chance about once
 //!   in 2 × 10⁶ (P(|z| > 2.03) / 2 to the fourth, on two sides).
 //!
+//! * While there are few rows, those that do not fit the line that they have led to are weighed anew: the first one may have been far too long
+//!   (an engine compiles its kernels with its first prompts), and has given the weights of the next ones.
 //! * A measurement that was broken off says only "at least so long". It counts as twice that, as a retry doubles
 //!   its timer; [`UNFINISHED_RUN`] of them scale the model to that and void all rows, the invented ones too.
 //!
@@ -122,8 +124,7 @@ impl<const N: usize> Learner<N> {
             _ if ratio < 1.0 / CHANGE_FACTOR => self.run.min(0) - 1,
             _ => 0,
         };
-        let misfit = !(1.0 / MISFIT_FACTOR..=MISFIT_FACTOR).contains(&ratio);
-        self.misfits = self.misfits << 1 | u8::from(misfit);
+        self.misfits = self.misfits << 1 | u8::from(is_misfit(ratio));
         if self.rows_here == 1 {
             self.fit_afresh(1);
         } else if self.run.unsigned_abs() as usize >= CHANGE_RUN {
@@ -134,6 +135,22 @@ impl<const N: usize> Learner<N> {
             self.changes += 1;
         } else {
             self.add(&features, seconds);
+            self.weigh_first_rows_anew();
+        }
+    }
+
+    /// Fits afresh if half of all rows, which are few yet, do not fit at all.
+    fn weigh_first_rows_anew(&mut self) {
+        let rows = self.rows_here as usize;
+        if rows > RECENT {
+            return;
+        }
+        let misfits = self.recent[..rows]
+            .iter()
+            .filter(|(features, seconds)| is_misfit(self.ratio(features, *seconds)))
+            .count();
+        if misfits * 2 >= rows {
+            self.fit_afresh(rows);
         }
     }
 
@@ -191,10 +208,25 @@ impl<const N: usize> Learner<N> {
     }
 }
 
+fn is_misfit(ratio: f64) -> bool {
+    !(1.0 / MISFIT_FACTOR..=MISFIT_FACTOR).contains(&ratio)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::tests::testing::Random;
+
+    #[test]
+    fn a_first_row_that_was_far_too_long_does_not_decide_the_next_ones() {
+        // Seconds to compute so many tokens: the first prompt compiled kernels.
+        let mut learner = Learner::new([5e-3, 5e-5]);
+        for (tokens, seconds) in [(16.0, 3.1), (16.0, 0.018), (1920.0, 0.68), (1920.0, 0.55)] {
+            learner.observe([1.0, tokens], seconds);
+        }
+        let (short, long) = (learner.predict(&[1.0, 1.0]), learner.predict(&[1.0, 1920.0]));
+        assert!(short < 0.03 && (0.5..0.7).contains(&long), "{short} {long}");
+    }
 
     #[test]
     fn one_stall_does_not_move_the_line_but_a_change_does() {
