@@ -216,6 +216,8 @@ pub struct Statistics {
     pub prefetch_wasted: u64,
     /// Bytes whose checksums processors have taken in this process.
     pub checksummed_bytes: u64,
+    /// Writes to the disk that failed.
+    pub disk_write_failures: u64,
 }
 
 /// A call that failed.

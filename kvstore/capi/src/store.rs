@@ -445,6 +445,7 @@ impl Backend for StoreBackend {
             prefetch_used: of("prefetch_used_blocks"),
             prefetch_wasted: of("prefetch_wasted_blocks"),
             checksummed_bytes: dataplane_checksum::checksummed_bytes(),
+            disk_write_failures: of("disk_write_failures"),
         }
     }
 

@@ -29,8 +29,9 @@
 //!
 //! A new block, a read of the disk and a read of another node are the three ways into *filling*; a slot that another node may still
 //! write (`far::LentSlot`) stays there until it cannot. The device may answer late or never: an operation that is stuck keeps its
-//! slots. Blocks of pools on this host may be read where they lie, without a slot here (`tiers::mapped`). Each round the thread compares the guards that are out with its tables (`guarded_count`), and `model` takes the whole
-//! picture through millions of random steps.
+//! slots. A write that fails is tried again while its block is in host memory (`disk::FailedWrites`). Blocks of pools on this host may be
+//! read where they lie, without a slot here (`tiers::mapped`). Each round the thread compares the guards that are out with its tables
+//! (`guarded_count`), and `model` takes the whole picture through millions of random steps.
 //!
 //! A block's checksum is taken once, of the bytes that its caller gives, and goes with it to the disk and to other nodes; objects alone
 //! have another. Whoever reads a block compares its bytes with it, on the way of the copy. A block that is damaged in host memory is read

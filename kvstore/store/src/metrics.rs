@@ -12,6 +12,7 @@ pub struct StoreCounters {
     pub(crate) from_far: AtomicU64,
     pub(crate) mapped: AtomicU64,
     pub(crate) to_disk: AtomicU64,
+    pub(crate) write_failures: AtomicU64,
     pub(crate) to_far: AtomicU64,
     pub(crate) far_too_large: AtomicU64,
     pub(crate) not_admitted: AtomicU64,
@@ -56,6 +57,11 @@ impl StoreCounters {
             ("checksum_failures", "Blocks that were not what had been stored", read(&self.checksum_failures)),
             ("disk_read_blocks", "Blocks that came from the disk", read(&self.from_disk)),
             ("disk_written_blocks", "Blocks written to the disk", read(&self.to_disk)),
+            (
+                "disk_write_failures",
+                "Writes to the disk that failed; they are tried again while the blocks are in host memory",
+                read(&self.write_failures),
+            ),
             ("disk_evicted_blocks", "Blocks that left the disk", read(&self.disk_evicted)),
             ("disk_missed_blocks", "Reads of the disk that gave no block", read(&self.disk_misses)),
             (

@@ -305,6 +305,7 @@ class _Statistics(ctypes.Structure):
             "prefetch_used",
             "prefetch_wasted",
             "checksummed_bytes",
+            "disk_write_failures",
         )
     ]
 

@@ -5,6 +5,7 @@
 //! nothing can be reused while the device works on it.
 
 mod driver;
+mod failed;
 mod gate;
 mod in_flight_reads;
 mod in_flight_writes;
@@ -25,6 +26,7 @@ use crate::Description;
 use crate::error::StoreError;
 use crate::guarded_count::{CountGuard, GuardedCount};
 use driver::Driver;
+use failed::FailedWrites;
 pub(crate) use gate::WriteGate;
 pub(crate) use in_flight_reads::{InFlightReads, Waiter};
 pub(crate) use in_flight_writes::{DiskCopy, HostCopy, InFlightWrites};
@@ -231,6 +233,7 @@ pub(crate) struct LocalDisk {
     pub(crate) link: DiskLink,
     pub(crate) gate: WriteGate,
     pub(crate) unwritten: Unwritten,
+    pub(crate) failed: FailedWrites,
     pub(crate) writes: InFlightWrites,
     pub(crate) reads: InFlightReads,
     pub(crate) slots: DiskSlots,
@@ -246,6 +249,7 @@ impl LocalDisk {
             link,
             gate: WriteGate::new(admission, host_slots, usage),
             unwritten: Unwritten::new(host_slots as usize),
+            failed: FailedWrites::default(),
             writes: InFlightWrites::default(),
             reads: InFlightReads::default(),
             slots: DiskSlots::default(),

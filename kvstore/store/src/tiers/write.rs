@@ -54,9 +54,14 @@ impl Tiers {
         self.disk.as_ref().map_or(0, |disk| disk.writes.answering())
     }
 
-    /// Goes on with writes: with those held back whose bandwidth is there, and with what waits for room in the disk's queue.
-    /// Whether there is more to be done at once.
+    /// Goes on with writes: with those held back whose bandwidth is there, those that failed a while ago, and with what waits for
+    /// room in the disk's queue. Whether there is more to be done at once.
     pub(crate) fn resume_writes(&mut self, now: Instant) -> bool {
+        if let Some(disk) = &mut self.disk
+            && let Some(identity) = disk.failed.due(now)
+        {
+            disk.unwritten.push(identity, || None);
+        }
         if self.bandwidth.release_writes(now) {
             self.room.came_free();
         }
@@ -210,6 +215,16 @@ impl Tiers {
         let ended = disk.writes.end(&identity);
         self.room.came_free();
         drop(payload);
+        if is_written {
+            if let Some(failed) = disk.failed.disk_took_a_write(self.now) {
+                disk.unwritten.push(failed, || None);
+            }
+        } else {
+            StoreCounters::add(&self.shared.counters.write_failures, 1);
+            if ended.disk_copy == DiskCopy::Wanted && ended.host_copy == HostCopy::Stays {
+                disk.failed.push(identity, self.now);
+            }
+        }
         let slot = filling.slot();
         let is_wanted = ended.disk_copy == DiskCopy::Wanted || is_planted(Planted::ForgottenWrite);
         if is_written && is_wanted {

@@ -34,17 +34,9 @@ fn a_deadline_ends_a_load_with_what_has_come() {
     let mut rig = Rig::new(Behind { host_slots: 8, disk: None, write: WriteMode::Through });
     assert_eq!(rig.onboard(&blocks, PATIENCE), 0, "nothing is there");
     let slow_disk = disk_over(&files, move |engine| {
-        Box::new(Stuck { inner: FaultyEngine::new(engine, Faults::default()), left: 64, then: slow })
+        Box::new(FaultyLater { inner: FaultyEngine::new(engine, Faults::default()), left: 64, then: slow })
     });
-    let host = HostTier { slots: 8, pages: PageSize::Standard, eviction: PolicyKind::Lru };
-    let builder = StoreBuilder::new(StoreConfig::new(BLOCK, TOKENS), host).expect("memory").disk(slow_disk);
-    let (sender, moved) = unbounded();
-    let (store, survivors) = builder
-        .start(move |event| {
-            let _over = sender.send(event);
-        })
-        .expect("threads");
-    rig = Rig { store, moved, survivors, ..rig };
+    rig = over_disk(rig, slow_disk, 8);
     let started = Instant::now();
     let verified = rig.onboard(&blocks, Duration::from_millis(50));
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
@@ -52,16 +44,29 @@ fn a_deadline_ends_a_load_with_what_has_come() {
     assert_eq!(rig.counter("late_blocks"), 6 - verified as u64);
 }
 
-/// Opens like any disk; then its answers take very long.
-struct Stuck<E: IoEngine> {
+/// The same pool with another store, over this disk.
+fn over_disk(rig: Rig, disk: DiskTier, host_slots: u32) -> Rig {
+    let host = HostTier { slots: host_slots, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let builder = StoreBuilder::new(StoreConfig::new(BLOCK, TOKENS), host).expect("memory").disk(disk);
+    let (sender, moved) = unbounded();
+    let (store, survivors) = builder
+        .start(move |event| {
+            let _over = sender.send(event);
+        })
+        .expect("threads");
+    Rig { store, moved, survivors, ..rig }
+}
+
+/// Opens like any disk; from the first block on it has these faults.
+struct FaultyLater<E: IoEngine> {
     inner: FaultyEngine<E>,
     left: usize,
     then: Faults,
 }
 
-impl<E: IoEngine> IoEngine for Stuck<E> {
+impl<E: IoEngine> IoEngine for FaultyLater<E> {
     fn name(&self) -> &'static str {
-        "stuck"
+        "faulty later"
     }
     fn geometry(&self) -> &kvstore_io::Geometry {
         self.inner.geometry()
@@ -251,6 +256,21 @@ fn what_is_damaged_in_host_memory_alone_comes_back_from_the_disk() {
     assert_eq!(rig.onboard(&blocks, PATIENCE), 2);
     assert_eq!((rig.counter("disk_read_blocks"), rig.store.blocks()), (2, [2, 2]));
     rig.events_are_true(&blocks);
+}
+
+#[test]
+fn writes_that_fail_are_tried_again_until_the_disk_has_every_block() {
+    let faults = Faults { seed: 5, no_space: 0.4, ..Faults::default() };
+    let disk = disk_over(&files(48), move |engine| {
+        Box::new(FaultyLater { inner: FaultyEngine::new(engine, Faults::default()), left: 64, then: faults })
+    });
+    let mut rig = over_disk(Rig::new(no_disk(1)), disk, 64);
+    let blocks = chain(9, 32);
+    (0..32).for_each(|position| rig.offload(&blocks, position));
+    rig.settle(32);
+    rig.events_are_true(&blocks);
+    let failures = rig.counter("disk_write_failures");
+    assert!(failures > 4, "{failures} of writes have failed");
 }
 
 #[test]
