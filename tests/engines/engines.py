@@ -132,6 +132,12 @@ def kill(port):
     wait(f"the end of the server on {port}", lambda: not running(group), 30)
 
 
+def rest():
+    """To be called before each question to an engine of several processes that is timed: vLLM's spin for a second after each step, and
+    starve each other on few cores."""
+    time.sleep(1.5)
+
+
 def running(group):
     for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:

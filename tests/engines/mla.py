@@ -26,7 +26,6 @@ BLOCKS = 120  # of a prompt
 SHORT = 5  # blocks of a prompt of which one is wrong: a large part of the whole
 RANKS = 2
 TOKENS = 8  # of an answer
-REST = 1.5  # seconds before each prompt: vLLM's ranks spin for a second after each step, and starve each other where there are two cores
 VOCABULARY = range(300, 4000)  # of the tiny model, without special tokens and single bytes
 WRONG_BLOCKS = LAB / "wrong-blocks"
 
@@ -66,7 +65,7 @@ class Check:
         """Completes a prompt of token ids; the answer has the ids as its tokens."""
         body = {"model": "tiny", "prompt": tokens, "max_tokens": count, "temperature": 0, "logprobs": judge.TOP,
                 "return_token_ids": True, "ignore_eos": True}
-        time.sleep(REST)
+        engines.rest()
         started = time.monotonic()
         told = engines.post(self.url, "/v1/completions", body, 120)
         (choice,) = told["choices"]

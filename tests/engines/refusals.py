@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from kvasir_kv.settings import Settings
-from kvasir_kv.vllm_engine import group_facts, refuse, refuse_sharing, windows
+from kvasir_kv.vllm_engine import group_facts, refuse, refuse_handoff, refuse_sharing, windows
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -38,15 +38,19 @@ def check(
         cache_config=SimpleNamespace(
             prefix_caching_hash_algo=algorithm, enable_prefix_caching=caching, calculate_kv_scales=scales
         ),
-        parallel_config=SimpleNamespace(**sizes),
-        kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy),
+        parallel_config=SimpleNamespace(**({"pipeline_parallel_size": 1, "world_size": 1} | sizes)),
+        kv_transfer_config=SimpleNamespace(
+            kv_load_failure_policy=policy, kv_role="kv_consumer" if store and "transfer" in store else "kv_both"
+        ),
         model_config=SimpleNamespace(enable_sleep_mode=sleep),
         speculative_config=draft,
     )
     caches = groups_of(specs)
     try:
         refuse(config, caches)
-        refuse_sharing(caches, Settings.parse({"store": {"host_tier": {"capacity": "1 GiB"}, **(store or {})}}))
+        settings = Settings.parse({"store": {"host_tier": {"capacity": "1 GiB"}, **(store or {})}})
+        refuse_sharing(caches, settings)
+        refuse_handoff(config, settings)
     except ValueError as problem:
         return str(problem)
     return ""
@@ -69,7 +73,9 @@ def main():
         ("hand-offs of windows", check(specs=(WINDOW,), store={"transfer": {}}), "not handed over"),
         ("windows from other nodes", check(specs=(FULL, WINDOW), store={"remote_tier": {"nodes": ["a:1"]}}), "not brought"),
         ("hand-offs", check(store={"transfer": {}}), ""),
-        ("pipeline stages", check(pipeline_parallel_size=2), "pipeline_parallel_size is 2"),
+        ("pipeline stages", check(pipeline_parallel_size=2), ""),
+        ("pipeline stages and windows", check(specs=(FULL, WINDOW), pipeline_parallel_size=2), "several groups of layers"),
+        ("hand-offs of pipeline stages", check(pipeline_parallel_size=2, world_size=2, store={"transfer": {}}), "hands no blocks over"),
         ("context parallel decoding", check(decode_context_parallel_size=2), "decode_context_parallel_size is 2"),
         ("a weak hash", check(algorithm="xxhash"), "could give two prompts one name"),
         ("no prefix caching", check(caching=False), "prefix caching is off"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kvasir in front of and below real engines on the CPU:
-#   run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|slow|conversations|tiers|all] [--direct|--kvasir]   (vLLM)
+#   run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|pipeline|slow|conversations|tiers|all] [--direct|--kvasir]   (vLLM)
 #   run.sh handoff [handoff.py's options]
 #   run.sh shared [shared.py's options]
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
@@ -21,8 +21,8 @@ fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "hybrid " | "mla " | "slow " | "conversations " | "tiers " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
-*) echo "run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|slow|conversations|tiers|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
+"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "hybrid " | "mla " | "pipeline " | "slow " | "conversations " | "tiers " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
+*) echo "run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|pipeline|slow|conversations|tiers|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
 esac
 parts=(prefill decode)
 if [ "$direct" = --kvasir ]; then
@@ -42,7 +42,7 @@ kvasir=${KVASIR:-$target/release/kvasir}
 export KVASIR_KV_LIBRARY=${KVASIR_KV_LIBRARY:-}
 needs_kvasir=1 needs_library=1
 case "$what" in
-offload | hybrid | slow | conversations | handoff) needs_kvasir= ;;
+offload | hybrid | pipeline | slow | conversations | handoff) needs_kvasir= ;;
 routing | pools | control | disaggregation) needs_library=${by_kvasir:-} ;;
 esac
 if [ -n "$needs_kvasir" ] && [ -z "$direct" ] && [ -z "${KVASIR:-}" ]; then
@@ -192,6 +192,10 @@ if [ "$what" = mla ] || [ "$what" = all ]; then
     finish
     [ -e "$LAB/mlamodel/model.safetensors" ] || "$python" "$here/make_model.py" "$LAB/mlamodel" mla
     check mla "$python" -B "$here/mla.py" --kvasir "$kvasir" --port "$first" --cores "$core1,$core2"
+fi
+if [ "$what" = pipeline ] || [ "$what" = all ]; then
+    finish
+    check pipeline "$python" -B "$here/offload.py" --port "$first" --core "$core1|$core2" --pipeline 2 --prompts 4
 fi
 if [ "$what" = slow ] || [ "$what" = all ]; then
     finish

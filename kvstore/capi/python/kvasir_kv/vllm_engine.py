@@ -63,7 +63,9 @@ def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
         problems.append(f"{len(kinds)} groups of KV caches are more than {GROUPS_MAX}")
     if config.speculative_config is not None and windows(caches) != [None]:
         problems.append("speculative decoding needs more of a sliding window than is loaded here")
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+    if parallel.pipeline_parallel_size > 1 and windows(caches) != [None]:
+        problems.append("several groups of layers cannot be kept of an engine with pipeline stages")
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             problems.append(f"{name} is {getattr(parallel, name)} and must be 1")
     if cache.prefix_caching_hash_algo not in _HASHES:
@@ -111,6 +113,8 @@ def refuse_handoff(config: "VllmConfig", settings: Settings) -> None:
                 "would be handed over"
             )
         return
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise ValueError("KvasirConnector: an engine with pipeline stages hands no blocks over: leave section transfer out")
     if config.parallel_config.world_size > RECEIVERS_MAX:
         raise ValueError(f"KvasirConnector: blocks are handed over between at most {RECEIVERS_MAX} processes of each engine")
     if config.parallel_config.world_size > 1 and not is_reachable(settings.transfer):
