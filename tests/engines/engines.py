@@ -14,6 +14,7 @@ import urllib.request
 from judge import TOP
 
 LAB = pathlib.Path(os.environ.get("LAB") or os.path.join(os.environ.get("TMPDIR", "/tmp"), "kvasir-engines"))
+SPINNING_SECONDS = 1.5  # vLLM's worker processes spin for a second after each step
 WORDS = """import return yield class self value index while break raise except finally lambda assert async await
 global with open file read write close path name list dict tuple range print format join split strip lower upper
 count sort key item update copy error warning logger handler thread queue lock event timer socket server client
@@ -132,10 +133,9 @@ def kill(port):
     wait(f"the end of the server on {port}", lambda: not running(group), 30)
 
 
-def rest():
-    """To be called before each question to an engine of several processes that is timed: vLLM's spin for a second after each step, and
-    starve each other on few cores."""
-    time.sleep(1.5)
+def wait_for_idle_workers():
+    """Waits until vLLM's worker processes have stopped spinning: on few cores they slow the next request down."""
+    time.sleep(SPINNING_SECONDS)
 
 
 def running(group):

@@ -1,6 +1,6 @@
 """An engine that keeps its KV blocks in Kvasir's store: right answers from host memory, from the disk, after damage.
 
-    offload.py [--port 8101] [--core 0] [--seed 1] [--prompts 7] [--hybrid] [--pipeline 2]
+    offload.py [--port 8101] [--cores 0] [--seed 1] [--prompts 7] [--hybrid] [--pipeline 2]
 
 Starts one engine after the other: one without the connector, whose answers are the measure (see judge.py), then one
 with it, which is killed and started again. Near the end the connector loads wrong blocks on purpose, of short prompts,
@@ -30,8 +30,9 @@ PLANTED = 8
 LONG = 3000  # words of a long prompt, which are 3,300 tokens and 103 blocks
 POOL = ("--num-gpu-blocks-override", "1024")
 SMALL_POOL = ("--num-gpu-blocks-override", "64", "--max-model-len", "1024")
-# On a CPU vLLM makes the memory between two stages when it warms its model up, and warms up what is compiled: here by doing nothing.
-COMPILED = ("--no-enforce-eager", "--compilation-config", '{"mode": 1, "backend": "eager"}')
+# vLLM on a CPU allocates the tensors between stages when it warms up, which it leaves out with --enforce-eager (serve.sh): the backend `eager`
+# warms up and compiles nothing.
+STAGES_WARM_UP = ("--no-enforce-eager", "--compilation-config", '{"mode": 1, "backend": "eager"}')
 # Three groups of layers need three blocks for 32 tokens.
 WINDOW_BLOCKS = 16  # of 512 tokens
 HYBRID_POOL = ("--num-gpu-blocks-override", "1400")
@@ -64,8 +65,8 @@ class Check:
 
     def up(self, part, is_small=False):
         pools = (HYBRID_POOL, HYBRID_SMALL_POOL) if self.is_hybrid else (POOL, SMALL_POOL)
-        stages = ("--pipeline-parallel-size", str(self.stages), *COMPILED) if self.stages > 1 else ()
-        engines.start(self.options.port, self.options.core, part, *pools[is_small], *stages, environment=self.environment)
+        stages = ("--pipeline-parallel-size", str(self.stages), *STAGES_WARM_UP) if self.stages > 1 else ()
+        engines.start(self.options.port, self.options.cores.replace(",", "|"), part, *pools[is_small], *stages, environment=self.environment)
         waited = engines.wait(f"vLLM ({part})", lambda: engines.get(self.url, "/health") == "", 300)
         print(f"  vLLM ({part}) is up after {waited:.0f} s", flush=True)
         engines.warm_up(self.url)
@@ -87,7 +88,7 @@ class Check:
         answers = []
         for body in bodies:
             if name and self.stages > 1:
-                engines.rest()
+                engines.wait_for_idle_workers()
             answers.append(self.ask(body))
         if name:
             self.times[name] = statistics.median(answer.seconds for answer in answers)
@@ -313,7 +314,7 @@ class Check:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--port", type=int, default=8101)
-    parser.add_argument("--core", default="0", help="with --pipeline one for each stage: '0|1'")
+    parser.add_argument("--cores", default="0", help="one for each process of the engine")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=7)
     parser.add_argument("--pipeline", type=int, default=1, help="stages of the engine, each a process with a part of the layers")

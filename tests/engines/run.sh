@@ -3,8 +3,8 @@
 #   run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|pipeline|slow|conversations|tiers|all] [--direct|--kvasir]   (vLLM)
 #   run.sh handoff [handoff.py's options]
 #   run.sh shared [shared.py's options]
-# Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway, asks, and ends all that it
-# started. With --direct the gateway is left out: what do the engines and the check itself do? With --kvasir prompts are
+# Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway (mla and pipeline: one engine of two processes), asks,
+# and ends all that it started. With --direct the gateway is left out: what do the engines and the check itself do? With --kvasir prompts are
 # handed over by KvasirConnector instead of NIXL's. `handoff` compares the two, without a gateway; `shared` has two engines share blocks
 # through pools.
 # LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
@@ -179,14 +179,14 @@ if [ "$what" = offload ] || [ "$what" = all ]; then
     finish
     check refusals env PYTHONPATH="$root/kvstore/capi/python" "$python" "$here/refusals.py"
     check names env PYTHONPATH="$root/kvstore/capi/python" "$python" "$here/names.py"
-    check offload "$python" "$here/offload.py" --port "$first" --core "$core1"
+    check offload "$python" "$here/offload.py" --port "$first" --cores "$core1"
 fi
 if [ "$what" = hybrid ] || [ "$what" = all ]; then
     finish
     [ -e "$LAB/hybridmodel/model.safetensors" ] || "$python" "$here/make_model.py" "$LAB/hybridmodel" hybrid
     check refusals env PYTHONPATH="$root/kvstore/capi/python" "$python" "$here/refusals.py"
     # Three groups of layers need more memory: three blocks for 32 tokens.
-    check hybrid env KVASIR_TEST_MODEL=hybridmodel KVASIR_HOST_TIER='640 MiB' "$python" -B "$here/offload.py" --port "$first" --core "$core1" --hybrid
+    check hybrid env KVASIR_TEST_MODEL=hybridmodel KVASIR_HOST_TIER='640 MiB' "$python" -B "$here/offload.py" --port "$first" --cores "$core1" --hybrid
 fi
 if [ "$what" = mla ] || [ "$what" = all ]; then
     finish
@@ -195,7 +195,7 @@ if [ "$what" = mla ] || [ "$what" = all ]; then
 fi
 if [ "$what" = pipeline ] || [ "$what" = all ]; then
     finish
-    check pipeline "$python" -B "$here/offload.py" --port "$first" --core "$core1|$core2" --pipeline 2 --prompts 4
+    check pipeline "$python" -B "$here/offload.py" --port "$first" --cores "$core1,$core2" --pipeline 2 --prompts 4
 fi
 if [ "$what" = slow ] || [ "$what" = all ]; then
     finish

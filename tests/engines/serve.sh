@@ -5,7 +5,7 @@
 # $LAB/PORT.pid; started with setsid, that is also the group to end, with all of its children.
 # The model is the one in $LAB/$KVASIR_TEST_MODEL, `tinymodel` if that is not set.
 # It listens on KVASIR_ENGINE_HOST, 127.0.0.1 if that is not set, in the network namespace KVASIR_NETNS if that is set.
-# CORE is the one core that it may use: two servers on one core take seconds for what takes milliseconds.
+# CORE is one core for each process of the engine, separated by '|': two processes on one core take seconds for what takes milliseconds.
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}

@@ -24,23 +24,26 @@ const BLOCKS_MAX: u64 = 12;
 pub(crate) struct Tally {
     pub(crate) whole: u64,
     cancelled: u64,
-    late: u64,
+    pub(crate) late: u64,
     stopped: u64,
     lost: u64,
     refused: u64,
+    /// The smallest limit of hand-offs under way.
+    at_once_least: usize,
     bytes_compared: u64,
 }
 
 impl Tally {
     pub(crate) fn render(&self) -> String {
         format!(
-            "hand-offs: {} whole, {} cancelled, {} late, {} stopped by their sender, {} lost their peer, {} refused · {:.1} GB compared, none wrong",
+            "hand-offs: {} whole, {} cancelled, {} late, {} stopped by their sender, {} lost their peer, {} refused; at least {} at once · {:.1} GB compared, none wrong",
             self.whole,
             self.cancelled,
             self.late,
             self.stopped,
             self.lost,
             self.refused,
+            self.at_once_least,
             self.bytes_compared as f64 / 1e9
         )
     }
@@ -54,7 +57,7 @@ struct Expected {
     /// Heads of each block that the sender holds.
     heads: HeadRange,
     is_cancelled: bool,
-    /// Its deadline is one that nobody could keep.
+    /// Whether its deadline is below 2 ms, which most hand-offs miss.
     is_hurried: bool,
 }
 
@@ -63,9 +66,9 @@ pub(crate) struct Worker {
     notices: Receiver<Notice>,
     random: u64,
     expected: HashMap<u64, Expected>,
-    /// Hand-offs that may be under way now: one less after each that was late, one more after each that was whole. A transport
-    /// that is too slow for all at once (Soft-RoCE in an emulated machine) would be late with every one.
-    under_way_max: usize,
+    /// Adaptive limit, 1 to [`UNDER_WAY_MAX`]: one less when a hand-off misses a deadline that is not hurried, one more when one is whole. A
+    /// transport that is too slow for all at once (Soft-RoCE in an emulated machine) would be late with every one.
+    under_way_limit: usize,
     pub(crate) tally: Tally,
     /// Slots that nobody is told of: liars try to write them.
     untold: Vec<SlotRef>,
@@ -85,8 +88,8 @@ impl Worker {
             notices,
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             expected: HashMap::new(),
-            under_way_max: UNDER_WAY_MAX,
-            tally: Tally::default(),
+            under_way_limit: UNDER_WAY_MAX,
+            tally: Tally { at_once_least: UNDER_WAY_MAX, ..Tally::default() },
             untold,
             seed,
         })
@@ -120,7 +123,7 @@ impl Worker {
 
     pub(crate) fn step(&mut self, peers: &mut [Peer]) -> Result<()> {
         self.collect()?;
-        if self.expected.len() >= self.under_way_max {
+        if self.expected.len() >= self.under_way_limit {
             std::thread::sleep(Duration::from_micros(200));
             return Ok(());
         }
@@ -200,12 +203,13 @@ impl Worker {
         match outcome {
             Outcome::Complete => {
                 tally.whole += 1;
-                self.under_way_max = UNDER_WAY_MAX.min(self.under_way_max + 1);
+                self.under_way_limit = UNDER_WAY_MAX.min(self.under_way_limit + 1);
             }
             _ if expected.is_cancelled => tally.cancelled += 1,
             Outcome::Deadline => {
                 tally.late += 1;
-                self.under_way_max = (self.under_way_max - usize::from(!expected.is_hurried)).max(1);
+                self.under_way_limit = (self.under_way_limit - usize::from(!expected.is_hurried)).max(1);
+                tally.at_once_least = tally.at_once_least.min(self.under_way_limit);
             }
             Outcome::SenderStopped => tally.stopped += 1,
             Outcome::PeerDown => tally.lost += 1,

@@ -292,7 +292,8 @@ typedef struct kvasir_kv_statistics {
     uint64_t prefetch_used;  /* of those, blocks whose conversations did */
     uint64_t prefetch_wasted; /* of those, blocks whose conversations did not in time */
     uint64_t checksummed_bytes; /* bytes whose checksums processors have taken, in all stores of the process */
-    uint64_t disk_write_failures; /* writes to the disk that failed; they are tried again while the blocks are in memory */
+    uint64_t disk_write_failures; /* writes to the disk that failed; with write = "through" they are tried again while the blocks are
+                                   * in memory */
 } kvasir_kv_statistics;
 
 /*

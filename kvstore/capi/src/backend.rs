@@ -216,7 +216,7 @@ pub struct Statistics {
     pub prefetch_wasted: u64,
     /// Bytes whose checksums processors have taken in this process.
     pub checksummed_bytes: u64,
-    /// Writes to the disk that failed.
+    /// Writes to the disk that failed; with write-through they are tried again.
     pub disk_write_failures: u64,
 }
 

@@ -29,7 +29,8 @@
 //!
 //! A new block, a read of the disk and a read of another node are the three ways into *filling*; a slot that another node may still
 //! write (`far::LentSlot`) stays there until it cannot. The device may answer late or never: an operation that is stuck keeps its
-//! slots. A write that fails is tried again while its block is in host memory (`disk::FailedWrites`). Blocks of pools on this host may be
+//! slots. A write-through block whose write fails is written again while it is in host memory
+//! (`disk::FailedWrites`); a write-back block whose write fails is lost. Blocks of pools on this host may be
 //! read where they lie, without a slot here (`tiers::mapped`). Each round the thread compares the guards that are out with its tables
 //! (`guarded_count`), and `model` takes the whole picture through millions of random steps.
 //!

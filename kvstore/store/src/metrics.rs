@@ -59,7 +59,7 @@ impl StoreCounters {
             ("disk_written_blocks", "Blocks written to the disk", read(&self.to_disk)),
             (
                 "disk_write_failures",
-                "Writes to the disk that failed; they are tried again while the blocks are in host memory",
+                "Writes to the disk that failed; written through, they are tried again while the blocks are in host memory",
                 read(&self.write_failures),
             ),
             ("disk_evicted_blocks", "Blocks that left the disk", read(&self.disk_evicted)),

@@ -148,7 +148,7 @@ impl Mover {
             self.far.next_deadline(),
             self.background.next_deadline(!self.loads.is_empty()),
             self.tiers.bandwidth.next_deadline(),
-            self.tiers.disk.as_ref().and_then(|disk| disk.failed.next_deadline()),
+            self.tiers.next_retry(),
             self.tiers.mapped.next_deadline(),
         ];
         let deadline = deadline.into_iter().flatten().min();

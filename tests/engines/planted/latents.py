@@ -1,7 +1,6 @@
-"""Kvasir's connector for vLLM's MLA on a CPU, which computes behind loaded blocks only where a single token is left: a decode.
+"""KvasirConnector without its refusal of engines whose prefix caching is off, for vLLM's MLA on a CPU.
 
-vLLM turns prefix caching off there, and the connector refuses such engines; the lane `mla` asks for nothing but prompts of which one token
-is left. Its loads bring wrong blocks while a file exists (see wrong_blocks.py).
+vLLM computes behind loaded blocks there only where a single token is left: a decode. The lane `mla` asks for nothing else. Its loads bring wrong blocks while a file exists (see wrong_blocks.py).
 """
 
 from typing import Any

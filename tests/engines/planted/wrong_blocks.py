@@ -1,8 +1,8 @@
 """Kvasir's connector with a planted fault: while a file exists, each load brings one block of another prompt.
 
 The block in the middle of each load is taken from the load before it, which the store finds in good order: only the
-answer shows that it is the wrong one. The lane `offload` sees to it that its judgement does. The file's path is in
-KVASIR_WRONG_BLOCKS.
+answer shows that it is the wrong one. The lanes `offload`, `hybrid`, `pipeline` and `mla` check that their judgement does.
+The file's path is in KVASIR_WRONG_BLOCKS.
 """
 
 import dataclasses

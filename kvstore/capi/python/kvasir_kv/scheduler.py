@@ -200,8 +200,8 @@ class Scheduler:
         """Steps whose results have not come."""
         self._last_finished_at = 0.0
         """When the last one's came."""
-        self._has_computed = False
-        """Whether a prompt has been computed."""
+        self._is_warm = False
+        """Whether a step with _PREFILL_TOKENS_MIN tokens of prompts has finished; the first one is not measured."""
         self._uncomputed_tokens: dict[str, int] = {}
         """Tokens of prompts that are still to be computed, of requests that the engine has admitted."""
         self._idle_conversations = IdleConversations()
@@ -330,10 +330,10 @@ class Scheduler:
         seconds, self._last_finished_at = now - max(begun.at, self._last_finished_at), now
         if begun.tokens < _PREFILL_TOKENS_MIN:
             return
-        if self._has_computed:
+        if self._is_warm:
             self._step.prefills.append(begun.prefill(seconds))
-        # The engine's first prompt pays for kernels that are compiled, and memory that is taken, at first use.
-        self._has_computed = True
+        # The first such step includes the compilation of kernels and allocation at first use.
+        self._is_warm = True
 
     def take_report(self, report: Report) -> None:
         """What workers have done; counts when all of them have."""

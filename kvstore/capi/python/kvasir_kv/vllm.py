@@ -13,7 +13,8 @@ directly; on a CPU, and with several GPUs, workers are processes of their own an
 goes with the steps.
 
 Layers may be in several groups (hybrid models): full attention, sliding windows and chunks of attention are kept each under names of
-their own. What this cannot keep right is refused at the start: recurrent states (Mamba), context parallel engines, hashes that are not collision resistant, sleep mode, and scales of a quantised cache that are
+their own. What this cannot keep right is refused at the start: recurrent states (Mamba), context parallel engines, pipeline stages with
+several groups, windows or hand-offs, hashes that are not collision resistant, sleep mode, and scales of a quantised cache that are
 computed as requests come.
 
 Tested on a CPU. The path for CUDA differs only in what `vllm_engine.memory_of` gives, an event for each step and for each

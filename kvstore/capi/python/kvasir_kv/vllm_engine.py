@@ -64,7 +64,10 @@ def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
     if config.speculative_config is not None and windows(caches) != [None]:
         problems.append("speculative decoding needs more of a sliding window than is loaded here")
     if parallel.pipeline_parallel_size > 1 and windows(caches) != [None]:
-        problems.append("several groups of layers cannot be kept of an engine with pipeline stages")
+        problems.append("pipeline stages need one group of full attention: sliding windows, chunks and several groups are not kept")
+    executor = getattr(parallel, "distributed_executor_backend", "mp")
+    if parallel.pipeline_parallel_size > 1 and executor != "mp" and not (executor == "ray" and envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND):
+        problems.append(f"of pipeline stages over the executor {executor!r} only the last one would answer")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             problems.append(f"{name} is {getattr(parallel, name)} and must be 1")

@@ -36,7 +36,7 @@ STORE = {
     "disk_read": "Blocks that came from the disk, since the start.",
     "disk_written": "Blocks written to the disk, since the start.",
     "disk_evicted": "Blocks that left the disk to make room, since the start.",
-    "disk_write_failures": "Writes to the disk that failed, since the start.",
+    "disk_write_failures": "Writes to the disk that failed and are tried again while the blocks are in host memory, since the start.",
     "damaged": "Blocks found damaged, since the start.",
     "far_read": "Blocks that came from other nodes or object storage, since the start.",
     "far_written": "Blocks sent to other nodes or object storage, since the start.",

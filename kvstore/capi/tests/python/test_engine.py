@@ -410,7 +410,7 @@ class Sides(unittest.TestCase):
 
         scheduler._nearby = lambda: look
         blocks_of = lambda name: [list(range(10))]
-        # The engine's first prompt says nothing: it pays for what is made at first use.
+        # The first step is not measured: it includes compilation.
         scheduler.next_step({"one": TOKENS}, blocks_of)
         scheduler.step_finished()
         self.assertEqual(scheduler.next_step({}, blocks_of).prefills, [])

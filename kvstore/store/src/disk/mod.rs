@@ -5,7 +5,7 @@
 //! nothing can be reused while the device works on it.
 
 mod driver;
-mod failed;
+mod failed_writes;
 mod gate;
 mod in_flight_reads;
 mod in_flight_writes;
@@ -26,7 +26,7 @@ use crate::Description;
 use crate::error::StoreError;
 use crate::guarded_count::{CountGuard, GuardedCount};
 use driver::Driver;
-use failed::FailedWrites;
+use failed_writes::FailedWrites;
 pub(crate) use gate::WriteGate;
 pub(crate) use in_flight_reads::{InFlightReads, Waiter};
 pub(crate) use in_flight_writes::{DiskCopy, HostCopy, InFlightWrites};
@@ -249,7 +249,7 @@ impl LocalDisk {
             link,
             gate: WriteGate::new(admission, host_slots, usage),
             unwritten: Unwritten::new(host_slots as usize),
-            failed: FailedWrites::default(),
+            failed: FailedWrites::new(host_slots as usize),
             writes: InFlightWrites::default(),
             reads: InFlightReads::default(),
             slots: DiskSlots::default(),

@@ -9,9 +9,8 @@
 //!   latest are fitted afresh, each with equal relative weight. So a disk that becomes 100 times slower costs
 //!   four measurements; independent normal noise with a log deviation of 0.2 triggers it by chance about once
 //!   in 2 × 10⁶ (P(|z| > 2.03) / 2 to the fourth, on two sides).
-//!
-//! * While there are few rows, those that do not fit the line that they have led to are weighed anew: the first one may have been far too long
-//!   (an engine compiles its kernels with its first prompts), and has given the weights of the next ones.
+//! * While there are at most [`RECENT`] rows, a misfit of half of them fits all afresh with equal relative weight: one slow first row (an
+//!   engine compiles kernels with its first prompt) would otherwise set the weights of the rest.
 //! * A measurement that was broken off says only "at least so long". It counts as twice that, as a retry doubles
 //!   its timer; [`UNFINISHED_RUN`] of them scale the model to that and void all rows, the invented ones too.
 //!
@@ -135,12 +134,12 @@ impl<const N: usize> Learner<N> {
             self.changes += 1;
         } else {
             self.add(&features, seconds);
-            self.weigh_first_rows_anew();
+            self.refit_few_rows();
         }
     }
 
-    /// Fits afresh if half of all rows, which are few yet, do not fit at all.
-    fn weigh_first_rows_anew(&mut self) {
+    /// Fits afresh if there are few rows and half of them do not fit at all.
+    fn refit_few_rows(&mut self) {
         let rows = self.rows_here as usize;
         if rows > RECENT {
             return;
@@ -150,7 +149,10 @@ impl<const N: usize> Learner<N> {
             .filter(|(features, seconds)| is_misfit(self.ratio(features, *seconds)))
             .count();
         if misfits * 2 >= rows {
+            // A change that is under way is noticed as soon as without.
+            let run = self.run;
             self.fit_afresh(rows);
+            self.run = run;
         }
     }
 
@@ -226,6 +228,17 @@ mod tests {
         }
         let (short, long) = (learner.predict(&[1.0, 1.0]), learner.predict(&[1.0, 1920.0]));
         assert!(short < 0.03 && (0.5..0.7).contains(&long), "{short} {long}");
+    }
+
+    #[test]
+    fn first_rows_that_were_far_too_short_do_not_hide_a_change() {
+        for fast in 1..=3 {
+            let mut learner = Learner::new([5e-3]);
+            (0..fast).for_each(|_| learner.observe([1.0], 0.01));
+            (0..4).for_each(|_| learner.observe([1.0], 1.0));
+            let now = learner.predict(&[1.0]);
+            assert!((0.9..1.1).contains(&now), "{now} after {fast} short ones");
+        }
     }
 
     #[test]

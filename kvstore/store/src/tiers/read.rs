@@ -114,6 +114,7 @@ impl Tiers {
     pub(crate) fn give_up_write(&mut self, identity: &BlockIdentity) {
         if let Some(disk) = &mut self.disk {
             disk.writes.stuck(identity);
+            disk.failed.give_up(identity, self.now);
             if is_planted(Planted::LostWrite) {
                 disk.writes.end(identity);
             }

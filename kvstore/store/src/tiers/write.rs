@@ -54,18 +54,55 @@ impl Tiers {
         self.disk.as_ref().map_or(0, |disk| disk.writes.answering())
     }
 
-    /// Goes on with writes: with those held back whose bandwidth is there, those that failed a while ago, and with what waits for
-    /// room in the disk's queue. Whether there is more to be done at once.
+    /// Begins a retry that is due, releases writes held back for bandwidth, and hands what waits to the disk's queue. Whether there is more to be done at once.
     pub(crate) fn resume_writes(&mut self, now: Instant) -> bool {
-        if let Some(disk) = &mut self.disk
-            && let Some(identity) = disk.failed.due(now)
-        {
-            disk.unwritten.push(identity, || None);
-        }
+        self.retry_write(now);
         if self.bandwidth.release_writes(now) {
             self.room.came_free();
         }
         self.write_waiting()
+    }
+
+    /// Begins the write of a block whose last one failed, if a retry is due.
+    fn retry_write(&mut self, now: Instant) {
+        if self.next_retry().is_none() {
+            return;
+        }
+        let Some(disk) = &mut self.disk else { return };
+        let (shared, writes) = (&self.shared, &disk.writes);
+        let is_wanted = |block: &BlockIdentity| {
+            shared.holds(HOST, block) && !shared.holds(DISK, block) && !writes.contains(block)
+        };
+        let Some(identity) = disk.failed.next(now, is_wanted) else { return };
+        let Some(lease) = self.shared.catalog.pin(HOST, &identity) else {
+            return disk.failed.give_up(&identity, now);
+        };
+        let parent =
+            self.descriptions[lease.slot() as usize].as_ref().and_then(|description| description.parent);
+        if let Some(parent) = parent.filter(|parent| !shared.holds(DISK, parent) && !writes.contains(parent))
+        {
+            disk.unwritten.wait_for_parent(parent, identity);
+            return disk.failed.give_up(&identity, now);
+        }
+        // Its bytes were charged when it was admitted first.
+        disk.gate.keep(identity);
+        let (slot, bytes) = (lease.slot(), lease.bytes());
+        if let Err(NotWritten { wait, .. }) = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease)) {
+            // A limit has been reached.
+            if let Some(disk) = &mut self.disk {
+                disk.failed.put_back(identity, now);
+            }
+            if let Some(wait) = wait {
+                self.bandwidth.hold_writes(wait);
+            }
+        }
+    }
+
+    /// When the next retry is due; `None` while the disk's queue is full or writes are held back: their ends wake the thread.
+    pub(crate) fn next_retry(&self) -> Option<Instant> {
+        let disk =
+            self.disk.as_ref().filter(|disk| disk.link.has_room() && !self.bandwidth.holds_writes())?;
+        disk.failed.next_deadline()
     }
 
     /// Writes what waits, as far as the disk's queue has room; whether there is more for which it has.
@@ -216,14 +253,11 @@ impl Tiers {
         self.room.came_free();
         drop(payload);
         if is_written {
-            if let Some(failed) = disk.failed.disk_took_a_write(self.now) {
-                disk.unwritten.push(failed, || None);
-            }
+            disk.failed.written(&identity, self.now);
         } else {
-            StoreCounters::add(&self.shared.counters.write_failures, 1);
-            if ended.disk_copy == DiskCopy::Wanted && ended.host_copy == HostCopy::Stays {
-                disk.failed.push(identity, self.now);
-            }
+            let is_wanted = ended.disk_copy == DiskCopy::Wanted;
+            StoreCounters::add(&self.shared.counters.write_failures, usize::from(is_wanted));
+            disk.failed.failed(identity, is_wanted && ended.host_copy == HostCopy::Stays, self.now);
         }
         let slot = filling.slot();
         let is_wanted = ended.disk_copy == DiskCopy::Wanted || is_planted(Planted::ForgottenWrite);

@@ -260,7 +260,7 @@ fn what_is_damaged_in_host_memory_alone_comes_back_from_the_disk() {
 
 #[test]
 fn writes_that_fail_are_tried_again_until_the_disk_has_every_block() {
-    let faults = Faults { seed: 5, no_space: 0.4, ..Faults::default() };
+    let faults = Faults { seed: 5, no_space: 0.3, ..Faults::default() };
     let disk = disk_over(&files(48), move |engine| {
         Box::new(FaultyLater { inner: FaultyEngine::new(engine, Faults::default()), left: 64, then: faults })
     });
