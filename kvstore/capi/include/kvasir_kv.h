@@ -41,7 +41,7 @@
  * bug that panics (a library that was built without unwinding opens nothing), or because memory for a copy of a block,
  * for identities or for buffers is refused: that is KVASIR_KV_THROTTLED or KVASIR_KV_FAILED. What ends it is the
  * system's refusal of a small allocation, and the kernel when it has promised more memory than there is: leave room
- * beside `host_tier.capacity`, whose pages are taken as they are used.
+ * beside `host_tier.capacity`, whose pages are taken as they are used, and a sixteenth of them (64 MiB to 1 GiB) ahead of that by a thread.
  * After fork(): only the parent may use its handles.
  */
 #ifndef KVASIR_KV_H
@@ -111,7 +111,7 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   [store]
  *   slot = "128 KiB"            # the largest payload; "4 KiB" to "512 MiB". A slot has 448 bytes more, in whole 4 KiB
  *   [host_tier]
- *   capacity = "1 GiB"          # memory of all slots; taken as it is used. At least one slot, at most the machine's
+ *   capacity = "1 GiB"          # memory of all slots; taken shortly before it is used. At least one slot, at most the machine's
  *                               # or the control group's limit
  *   eviction = "s3-fifo"        # which block goes when one must: "s3-fifo" or "lru"
  *   tenant_share = 1.0          # the part of this tier, and of [disk_tier], that the blocks of one tenant (kvasir_kv_transfer) may

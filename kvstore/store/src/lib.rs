@@ -64,6 +64,7 @@ mod metrics;
 mod model;
 mod mover;
 mod offload;
+mod pages_ahead;
 mod plan;
 mod planted;
 mod pool;

@@ -14,6 +14,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Filling, Lease};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::pages_ahead::PagesAhead;
 use crate::planted::{Planted, is_planted};
 use crate::shared::MAPPED;
 
@@ -34,6 +35,7 @@ pub(crate) struct HostMemory {
     notes: Vec<Note>,
     /// Where the blocks of [`MAPPED`] lie, by their slots in that tier.
     mapped: Vec<Mutex<Option<Arc<MappedPlace>>>>,
+    pages_ahead: Option<PagesAhead>,
 }
 
 /// Blocks of pools on this host that may be known at a time.
@@ -107,7 +109,8 @@ impl HostMemory {
         slots.sort_unstable_by_key(SlotRef::slot);
         let notes = slots.iter().map(|_| Note::default()).collect();
         let mapped = (0..MAPPED_SLOTS).map(|_| Mutex::new(None)).collect();
-        Ok(Self { slab, slots, notes, mapped })
+        let pages_ahead = PagesAhead::start(&slab);
+        Ok(Self { slab, slots, notes, mapped, pages_ahead })
     }
 
     pub(crate) fn slot_count(&self) -> usize {
@@ -147,7 +150,15 @@ impl HostMemory {
 
     /// Another reference to a slot, for a read or write that is under way.
     pub(crate) fn slot(&self, slot: u32) -> &SlotRef {
+        self.note_use(slot);
         &self.slots[slot as usize]
+    }
+
+    /// The slot is about to be used: pages are allocated ahead of it.
+    fn note_use(&self, slot: u32) {
+        if let Some(pages_ahead) = &self.pages_ahead {
+            pages_ahead.note_use(slot);
+        }
     }
 
     /// Copies a block in; returns its length and its checksum, taken from what arrived. `None`: it is larger than a slot.
@@ -280,6 +291,7 @@ pub struct NewSlot {
 
 impl NewSlot {
     pub(crate) fn new(filling: Filling, memory: Arc<HostMemory>) -> Self {
+        memory.note_use(filling.slot());
         Self { filling, memory, writer: SlotWriter::default() }
     }
 

@@ -1,5 +1,6 @@
 //! How a slab comes to be: made, or attached; and how it ends. For start-up: all of this blocks.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -129,17 +130,34 @@ impl Slab {
     /// touched yet are allocated. Blocks meanwhile; for start-up. `bytes` beyond the end count as the end, which is
     /// that of the generations when the slots lie in a device's memory.
     pub fn populate(&self, bytes: usize) -> Result<(), MemoryError> {
-        let bytes = bytes.min(self.mapped_bytes);
-        // SAFETY: the range is inside our own mapping, and populating changes no contents.
-        unsafe {
-            rustix::mm::madvise(self.base.as_ptr().cast(), bytes, rustix::mm::Advice::LinuxPopulateWrite)
-        }
-        .map_err(|errno| MemoryError::System {
-            operation: "madvise(MADV_POPULATE_WRITE)",
-            name: "(mapped)".to_owned(),
-            bytes,
-            errno,
-        })
+        self.populate_range(0..bytes.min(self.mapped_bytes))
+    }
+
+    /// The same for the pages of some slots.
+    ///
+    /// # Panics
+    /// When the slots do not exist, or lie in a device's memory.
+    pub fn populate_slots(&self, slots: Range<u32>) -> Result<(), MemoryError> {
+        let count = self.reachable_count;
+        assert!(slots.start <= slots.end && slots.end <= count, "slots {slots:?} of {count}");
+        let page = if self.huge_pages { HUGE_PAGE_BYTES } else { PAGE_BYTES };
+        let place = |slot: u32| self.slots_offset + slot as usize * self.stride;
+        let end = place(slots.end).next_multiple_of(page).min(self.mapped_bytes);
+        self.populate_range(place(slots.start) / page * page..end)
+    }
+
+    /// A range within the mapping that begins at a page.
+    fn populate_range(&self, range: Range<usize>) -> Result<(), MemoryError> {
+        // SAFETY: the range is inside our own mapping.
+        let start = unsafe { self.base.as_ptr().add(range.start) };
+        // SAFETY: as above, and populating changes no contents.
+        unsafe { rustix::mm::madvise(start.cast(), range.len(), rustix::mm::Advice::LinuxPopulateWrite) }
+            .map_err(|errno| MemoryError::System {
+                operation: "madvise(MADV_POPULATE_WRITE)",
+                name: "(mapped)".to_owned(),
+                bytes: range.len(),
+                errno,
+            })
     }
 
     /// Has pages that are touched from now on taken from this NUMA node, as far as it has some, whoever touches them first. For

@@ -71,6 +71,24 @@ fn populating_keeps_the_bytes() {
 }
 
 #[test]
+fn populating_slots_allocates_their_pages_and_no_others() {
+    let slab = slab(8192, 40);
+    let allocated = || rustix::fs::fstat(slab.memory()).expect("a memfd").st_blocks * 512;
+    slab.write(3, 0, b"kept");
+    let before = allocated();
+    slab.populate_slots(2..12).expect("populate");
+    // The slots begin at a page; one of theirs was there.
+    assert_eq!(allocated() - before, 10 * 8192 - 4096);
+    slab.populate_slots(0..40).expect("populate");
+    slab.populate_slots(40..40).expect("nothing");
+    let mut bytes = [0; 4];
+    slab.read(3, 0, &mut bytes);
+    assert_eq!(&bytes, b"kept");
+    let beyond = std::panic::AssertUnwindSafe(|| slab.populate_slots(39..41));
+    assert!(std::panic::catch_unwind(beyond).is_err());
+}
+
+#[test]
 fn foreign_descriptors_are_refused() {
     let unsealed = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).expect("memfd");
     rustix::fs::ftruncate(&unsealed, 8192).expect("truncate");

@@ -120,7 +120,7 @@ pub(crate) fn open(
     Ok(Composed { backend, fetches, events, queue, device, transfer, rdma })
 }
 
-/// The pages are taken as they are used: a capacity that can never be had would only show when the process is killed.
+/// The pages are taken shortly before they are used: a capacity that can never be had would only show when the process is killed.
 fn within_memory(capacity: Size) -> Result<(), Failure> {
     let (memory, whose) = memory::most();
     if capacity.0 > memory {
