@@ -15,7 +15,8 @@ use super::node::{HEADS, LAYOUT, Node, block_bytes, content_of, fill_block, rang
 
 /// Slots that nobody is told of.
 const UNTOLD: usize = 16;
-/// Hand-offs under way at a time, where the transports are fast enough for it.
+/// Hand-offs under way at a time, at first and where the transports are fast enough.
+const UNDER_WAY_FIRST: usize = 4;
 const UNDER_WAY_MAX: usize = 24;
 /// Most blocks of one hand-off.
 const BLOCKS_MAX: u64 = 12;
@@ -28,22 +29,22 @@ pub(crate) struct Tally {
     stopped: u64,
     lost: u64,
     refused: u64,
-    /// The smallest limit of hand-offs under way.
-    at_once_least: usize,
+    /// The largest limit of hand-offs under way.
+    at_once_most: usize,
     bytes_compared: u64,
 }
 
 impl Tally {
     pub(crate) fn render(&self) -> String {
         format!(
-            "hand-offs: {} whole, {} cancelled, {} late, {} stopped by their sender, {} lost their peer, {} refused; at least {} at once · {:.1} GB compared, none wrong",
+            "hand-offs: {} whole, {} cancelled, {} late, {} stopped by their sender, {} lost their peer, {} refused; up to {} at once · {:.1} GB compared, none wrong",
             self.whole,
             self.cancelled,
             self.late,
             self.stopped,
             self.lost,
             self.refused,
-            self.at_once_least,
+            self.at_once_most,
             self.bytes_compared as f64 / 1e9
         )
     }
@@ -88,8 +89,8 @@ impl Worker {
             notices,
             random: seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             expected: HashMap::new(),
-            under_way_limit: UNDER_WAY_MAX,
-            tally: Tally { at_once_least: UNDER_WAY_MAX, ..Tally::default() },
+            under_way_limit: UNDER_WAY_FIRST,
+            tally: Tally { at_once_most: UNDER_WAY_FIRST, ..Tally::default() },
             untold,
             seed,
         })
@@ -204,12 +205,12 @@ impl Worker {
             Outcome::Complete => {
                 tally.whole += 1;
                 self.under_way_limit = UNDER_WAY_MAX.min(self.under_way_limit + 1);
+                tally.at_once_most = tally.at_once_most.max(self.under_way_limit);
             }
             _ if expected.is_cancelled => tally.cancelled += 1,
             Outcome::Deadline => {
                 tally.late += 1;
                 self.under_way_limit = (self.under_way_limit - usize::from(!expected.is_hurried)).max(1);
-                tally.at_once_least = tally.at_once_least.min(self.under_way_limit);
             }
             Outcome::SenderStopped => tally.stopped += 1,
             Outcome::PeerDown => tally.lost += 1,
