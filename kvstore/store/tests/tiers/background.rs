@@ -11,8 +11,8 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_io::faulty::Faults;
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, Description, HostTier, Plan, Prompt, ReturnConfig, Store, StoreBuilder,
-    StoreConfig, TenantId, WriteMode,
+    BandwidthLimit, BandwidthTier, Description, HostTier, Medium, Plan, Prompt, ReturnConfig, Store,
+    StoreBuilder, StoreConfig, TenantId, WriteMode,
 };
 
 use crate::rig::{BLOCK, PATIENCE, Rig, TOKENS, chain, contents, files, open_disk, with_disk};
@@ -244,7 +244,13 @@ fn a_tenant_keeps_to_its_share() {
     let loud: Vec<Vec<BlockIdentity>> = (10..30).map(|seed| chain(seed, 4)).collect();
     for chain in &loud {
         (0..4).for_each(|position| rig.offload_for(TenantId(8), chain, position));
+        // New blocks of a tenant whose quota is full of blocks that wait to be written are dropped.
+        wait_for(&mut rig, "the writes", |rig| rig.store.leased_slots() == 0);
     }
+    wait_for(&mut rig, "the last chain on the disk", |rig| {
+        let is_told = |identity: &BlockIdentity| rig.told.get(&(*identity, Medium::Disk)) == Some(&1);
+        loud.last().is_some_and(|chain| chain.iter().all(is_told))
+    });
     wait_for(&mut rig, "rest", |rig| rig.store.leased_slots() == 0);
     assert!(quiet.iter().all(|identity| rig.store.is_on_host(identity)), "nobody else's blocks go");
     let kept = loud.iter().flatten().filter(|identity| rig.store.is_on_host(identity)).count();
