@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(failed.next(later, |block| *block == identity(6)), Some(identity(6)));
         failed.failed(identity(6), true, later);
         assert_eq!((failed.waiting.len(), failed.known.len()), (1, 1));
-        // One whose write does not begin waits; one that is given up does not.
+        // A block whose write does not begin waits; a block that is given up does not.
         let later = later + PAUSE_MAX;
         assert_eq!(next(&mut failed, later), Some(6));
         failed.put_back(identity(6), later);

@@ -84,7 +84,7 @@ impl Tiers {
             disk.unwritten.wait_for_parent(parent, identity);
             return disk.failed.give_up(&identity, now);
         }
-        // Its bytes were charged when it was admitted first.
+        // The block's bytes were charged when it was admitted first.
         disk.gate.keep(identity);
         let (slot, bytes) = (lease.slot(), lease.bytes());
         if let Err(NotWritten { wait, .. }) = self.write_to_disk(identity, slot, bytes, Hold::Lease(lease)) {
