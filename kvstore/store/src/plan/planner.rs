@@ -24,9 +24,13 @@ use std::time::Duration;
 use crate::plan::config::PlanConfig;
 use crate::plan::give_up::{Waiting, combined_s, give_up_after};
 use crate::plan::placement::{Placement, TierCost, finish_s};
-use crate::plan::recompute::{PrefillGuess, RecomputeModel};
+use crate::plan::recompute::{Expected, PrefillGuess, RecomputeModel};
 use crate::plan::speed::{SpeedSnapshot, TierSpeed, duration};
 use crate::plan::tier::{TIERS, Tier, TierSet};
+
+/// A load that takes at most this part of the time of computing everything may be made in the hope that the rest is short
+/// ([`RecomputeModel::rest_s`]).
+const CHEAP_LOAD_PART: f64 = 0.25;
 
 /// Whether a plan onboards anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -176,6 +180,15 @@ pub(crate) fn plan(
         queue_s + combined_s((makespan_s - queue_s).max(0.0), rest_s, config.overlap)
     };
 
+    let rest_s = |blocks: usize, makespan_s: f64| {
+        let [rest, everything] = [blocks, start].map(|blocks| Expected {
+            tokens: rest_tokens(request, blocks),
+            seconds: compute_s(&prefill, request, blocks),
+        });
+        let is_cheap = makespan_s <= everything.seconds * CHEAP_LOAD_PART;
+        if is_cheap { recompute.rest_s(rest, everything) } else { rest.seconds }
+    };
+
     let mut placement = Placement::new();
     let mut of_groups = GroupBlocks::new(request.groups, start);
     let mut best = Candidate { blocks: start, placement, from: [0; TIERS], total_s: queue_s + everything_s };
@@ -190,7 +203,7 @@ pub(crate) fn plan(
             continue;
         }
         let makespan_s = latest_s(&costs, &from, |_| 1.0);
-        let rest_s = compute_s(&prefill, request, at + 1);
+        let rest_s = rest_s(at + 1, makespan_s);
         let cautious_s = total_s(makespan_s * caution, rest_s);
         if cautious_s < least_s {
             best = Candidate { blocks: at + 1, placement, from, total_s: total_s(makespan_s, rest_s) };
@@ -206,7 +219,7 @@ pub(crate) fn plan(
         give_up_after(&Waiting {
             queue: duration(queue_s),
             everything: duration(everything_s),
-            rest: duration(compute_s(&prefill, request, recompute_from)),
+            rest: duration(rest_s(recompute_from, onboard.as_secs_f64())),
             overlap: config.overlap,
             expected: onboard,
             tail: duration(tail_s),
@@ -253,7 +266,12 @@ fn full_blocks(request: &Request<'_>) -> usize {
 /// Seconds to compute what comes after `blocks` blocks.
 fn compute_s(prefill: &PrefillGuess, request: &Request<'_>, blocks: usize) -> f64 {
     let context = (blocks as f64 * f64::from(request.block_tokens)).min(f64::from(request.prompt_tokens));
-    prefill.seconds((f64::from(request.prompt_tokens) - context).max(1.0), context)
+    prefill.seconds(rest_tokens(request, blocks), context)
+}
+
+/// Tokens that are computed after `blocks` blocks.
+fn rest_tokens(request: &Request<'_>, blocks: usize) -> f64 {
+    (f64::from(request.prompt_tokens) - blocks as f64 * f64::from(request.block_tokens)).max(1.0)
 }
 
 fn tier_costs(config: &PlanConfig, request: &Request<'_>, speeds: &SpeedSnapshot) -> [TierCost; TIERS] {

@@ -3,11 +3,24 @@
 //! `fixed + linear × (tokens + tokens in the queue) + quadratic × tokens × (context + tokens / 2)`: projections
 //! and feed-forward cost the same for each token; a token attends to the context and to half of the tokens
 //! that are computed with it. Learnt from prefills as they happen, with the same learner as the tiers.
+//!
+//! *The fixed part* is what loading a prefix cannot save. Only prefills of few tokens show it, and an engine whose prompts
+//! are all computed from their start makes none: one slow short prefill among long ones looks like a fixed part that is
+//! nearly all, no prefix seems worth a load, and so nothing ever corrects it. Until [`ENOUGH_PREFILLS`] prefills about as
+//! short as a rest were measured lately, the fixed part is therefore taken to be no more than [`FIXED_PART_MAX`] of the
+//! whole ([`RecomputeModel::rest_s`]): the loads that this causes are the measurements.
 
 use std::time::Duration;
 
 use crate::plan::learner::Learner;
 use crate::plan::speed::duration;
+
+/// A rest's time is known once so many prefills at most twice as long were measured.
+const ENOUGH_PREFILLS: f32 = 3.0;
+/// The count of a measured prefill falls to 1/e after so many further ones.
+const MEMORY_PREFILLS: f32 = 256.0;
+/// Largest fixed part of a prefill that is believed without enough measurements.
+const FIXED_PART_MAX: f64 = 0.1;
 
 /// Coefficients that are assumed before anything was measured: an 8-billion-parameter model on one data
 /// centre GPU.
@@ -31,7 +44,18 @@ impl Default for PrefillGuess {
 #[derive(Debug, Clone)]
 pub(crate) struct RecomputeModel {
     learner: Learner<3>,
+    /// Prefills measured lately, by the octave of their tokens.
+    measured: [f32; OCTAVES],
 }
+
+/// A prefill and the time that the model expects for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Expected {
+    pub(crate) tokens: f64,
+    pub(crate) seconds: f64,
+}
+
+const OCTAVES: usize = u32::BITS as usize;
 
 impl Default for RecomputeModel {
     fn default() -> Self {
@@ -43,7 +67,10 @@ impl RecomputeModel {
     /// Starts from a guess.
     #[must_use]
     pub(crate) fn new(guess: PrefillGuess) -> Self {
-        Self { learner: Learner::new([guess.fixed_s, guess.linear_s, guess.quadratic_s]) }
+        Self {
+            learner: Learner::new([guess.fixed_s, guess.linear_s, guess.quadratic_s]),
+            measured: [0.0; OCTAVES],
+        }
     }
 
     /// A finished prefill: `tokens` computed after `context_tokens`, started behind `queued_tokens`.
@@ -55,6 +82,8 @@ impl RecomputeModel {
         elapsed: Duration,
     ) {
         if tokens > 0 {
+            self.measured.iter_mut().for_each(|count| *count *= 1.0 - 1.0 / MEMORY_PREFILLS);
+            self.measured[tokens.ilog2() as usize] += 1.0;
             self.learner.observe(features(tokens, context_tokens, queued_tokens), elapsed.as_secs_f64());
         }
     }
@@ -63,6 +92,26 @@ impl RecomputeModel {
     #[must_use]
     pub(crate) fn expected(&self, tokens: u32, context_tokens: u32, queued_tokens: u64) -> Duration {
         duration(self.learner.predict(&features(tokens, context_tokens, queued_tokens)))
+    }
+
+    /// Seconds to compute the rest of a prompt: less than the model expects where the fixed part in it was hardly measured.
+    pub(crate) fn rest_s(&self, rest: Expected, everything: Expected) -> f64 {
+        let (fixed_s, believed_s) = (self.coefficients().fixed_s, FIXED_PART_MAX * everything.seconds);
+        if fixed_s <= believed_s || self.is_measured(rest.tokens as u32) {
+            return rest.seconds;
+        }
+        let saved_with_tokens = everything.seconds - fixed_s;
+        let part = match saved_with_tokens > 0.0 {
+            true => (rest.seconds - fixed_s) / saved_with_tokens,
+            false => rest.tokens / everything.tokens,
+        };
+        believed_s + part * (everything.seconds - believed_s)
+    }
+
+    /// Whether prefills of about so few tokens were measured lately.
+    fn is_measured(&self, tokens: u32) -> bool {
+        let octave = (tokens.max(1).ilog2() as usize + 1).min(OCTAVES - 1);
+        self.measured[..=octave].iter().sum::<f32>() >= ENOUGH_PREFILLS
     }
 
     /// The coefficients now, for planning.

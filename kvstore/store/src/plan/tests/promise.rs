@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::plan::recompute::PrefillGuess;
 use crate::plan::speed::TierSpeed;
 use crate::plan::tests::sweep::{self, BLOCK_BYTES, BLOCK_TOKENS, PREFILL, PREFIX_TOKENS, disk_of};
-use crate::plan::tests::testing::{Random, SimulatedNode, speed};
+use crate::plan::tests::testing::{Outcome, Random, SimulatedNode, speed};
 use crate::plan::{Choice, PlanConfig, RecomputeModel, Request, TIERS, Tier, TierSet, TierSpeeds, plan};
 
 /// `SWEEP_SEEDS` runs more of them.
@@ -210,4 +211,42 @@ fn planning_is_linear_in_the_blocks() {
     let ratio = many / few;
     println!("8 times the blocks take {ratio:.1} times as long");
     assert!(ratio < 24.0, "{ratio}");
+}
+
+/// Requests of 1920 tokens of which host memory holds all but the last block, after one short prefill and some long ones, all
+/// computed.
+fn requests_after_one_short_prefill(short_s: f64, prefill: PrefillGuess, bytes_per_s: f64) -> Vec<Outcome> {
+    let tiers = [speed(Duration::from_micros(10), bytes_per_s); TIERS];
+    let mut node = SimulatedNode::new(7, tiers, prefill, PlanConfig::default());
+    let long = Duration::from_secs_f64(prefill.seconds(1920.0, 0.0));
+    node.recompute.observe(16, 0, 0, Duration::from_secs_f64(short_s));
+    (0..6).for_each(|_| node.recompute.observe(1920, 0, 0, long));
+    (0..8).for_each(|_| {
+        node.speeds.observe(Tier::Host, 119 * BLOCK_BYTES, tiers[0].expected(119 * BLOCK_BYTES, 0), 0)
+    });
+    let held = [TierSet::EMPTY.with(Tier::Host); 119];
+    (0..40)
+        .map(|_| node.serve(&Request { prompt_tokens: 1920, ..sweep::request(&held, Choice::Recompute) }))
+        .collect()
+}
+
+#[test]
+fn one_slow_short_prefill_does_not_make_loads_look_useless_for_good() {
+    let prefill = PrefillGuess { fixed_s: 0.02, linear_s: 3.4e-4, quadratic_s: 0.0 };
+    let served = requests_after_one_short_prefill(1.0, prefill, 1e10);
+    let loaded = served.iter().filter(|served| served.choice == Choice::Onboard).count();
+    assert_eq!(loaded, served.len());
+}
+
+#[test]
+fn a_fixed_part_that_is_nearly_all_is_learnt_with_a_few_cheap_loads() {
+    let prefill = PrefillGuess { fixed_s: 0.6, linear_s: 1e-6, quadratic_s: 0.0 };
+    let count = |bytes_per_s| {
+        let served = requests_after_one_short_prefill(0.6, prefill, bytes_per_s);
+        served.iter().filter(|served| served.choice == Choice::Onboard).count()
+    };
+    // 119 blocks in 25 ms, in 42 % of the time of computing.
+    let (cheap, dear) = (count(1e10), count(1e9));
+    assert!((1..=3).contains(&cheap), "{cheap}");
+    assert_eq!(dear, 0);
 }
