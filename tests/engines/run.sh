@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Kvasir in front of and below real engines on the CPU:
-#   run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|pipeline|slow|conversations|tiers|all] [--direct|--kvasir]   (vLLM)
+#   run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|pipeline|slow|conversations|tiers|stores|all] [--direct|--kvasir]   (vLLM)
 #   run.sh handoff [handoff.py's options]
 #   run.sh shared [shared.py's options]
 # Installs vLLM if it is not there, builds Kvasir, starts two engines and the gateway (mla and pipeline: one engine of two processes), asks,
 # and ends all that it started. With --direct the gateway is left out: what do the engines and the check itself do? With --kvasir prompts are
 # handed over by KvasirConnector instead of NIXL's. `handoff` compares the two, without a gateway; `shared` has two engines share blocks
-# through pools.
+# through pools, and `stores` has a gateway in front of such engines.
 # LAB is the folder for vLLM (7 GB) and the logs. Succeeds with `SKIPPED: reason` where vLLM cannot be had.
 # run.sh sglang [SCENARIO…] does the same for real SGLang servers (sglang/run.sh), in $LAB/sglang if LAB is set; `all` leaves
 # them out. 77 where SGLang cannot be had.
@@ -21,8 +21,8 @@ fi
 export LAB=${LAB:-${TMPDIR:-/tmp}/kvasir-engines}
 what=${1:-all} direct=${2:-}
 case "$what $direct" in
-"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "hybrid " | "mla " | "pipeline " | "slow " | "conversations " | "tiers " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
-*) echo "run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|pipeline|slow|conversations|tiers|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
+"routing " | "routing --direct" | "pools " | "control " | "disaggregation "* | "offload " | "hybrid " | "mla " | "pipeline " | "slow " | "conversations " | "tiers " | "stores " | "all " | "all --direct" | "handoff "* | "shared "*) ;;
+*) echo "run.sh [routing|pools|control|disaggregation|offload|hybrid|mla|pipeline|slow|conversations|tiers|stores|all] [--direct|--kvasir]; run.sh handoff …; run.sh shared …" >&2 && exit 2 ;;
 esac
 parts=(prefill decode)
 if [ "$direct" = --kvasir ]; then
@@ -149,6 +149,10 @@ if [ "$what" = tiers ] || [ "$what" = all ] && [ -z "$direct" ]; then
     gateway '' --worker "http://127.0.0.1:$first" --worker "http://127.0.0.1:$second"
     check tiers "$python" "$here/routing.py" --requests 400 --conversations 60 "http://$gateway" \
         --stores "http://127.0.0.1:$first" "http://127.0.0.1:$second"
+fi
+if [ "$what" = stores ] || [ "$what" = all ] && [ -z "$direct" ]; then
+    finish
+    check stores "$python" -B "$here/stores.py" --kvasir "$kvasir" --ports "$first,$second" --gateway "$gateway" --cores "$core1,$core2"
 fi
 if [ "$what" = pools ] || [ "$what" = all ] && [ -z "$direct" ]; then
     engines alone 'alone --served-model-name other'

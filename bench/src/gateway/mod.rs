@@ -335,6 +335,7 @@ pub(crate) fn fleet_config(model: &str) -> FleetConfig {
         index_memory_max: 1 << 30,
         approximate_ttl: Duration::from_secs(120),
         peers: Vec::new(),
+        stores: Vec::new(),
         peer_key: None,
         snapshot_file: None,
         snapshot_interval: Duration::from_secs(30),

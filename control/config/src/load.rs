@@ -234,6 +234,7 @@ impl Reader<'_> {
             self.report(at, "disk_tier.capacity is set, and disk_tier.path is empty".to_owned());
         }
         self.check_disk_paths(root, &settings);
+        self.check_stores(root, &settings);
         self.check_pools(root, &settings);
         self.check_discovery(root, &settings);
         self.check_planner(root, &settings);
@@ -281,6 +282,27 @@ impl Reader<'_> {
         let table = section.and_then(|(_, value)| value.get_ref().as_table());
         let key = table.and_then(|table| table.iter().find(|(key, _)| key.get_ref().as_ref() == "path"));
         self.report(key.map_or(0, |(key, _)| key.span().start), problem);
+    }
+
+    /// Reports stores that are no URLs.
+    fn check_stores(&mut self, root: &DeTable<'_>, settings: &Settings) {
+        let is_url = |text: &str| {
+            let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+            rest.is_some_and(|rest| {
+                !rest.trim_end_matches('/').is_empty() && !rest.contains(char::is_whitespace)
+            })
+        };
+        let section = root.iter().find(|(key, _)| key.get_ref().as_ref() == "gateway");
+        let table = section.and_then(|(_, value)| value.get_ref().as_table());
+        let key = table.and_then(|table| table.iter().find(|(key, _)| key.get_ref().as_ref() == "stores"));
+        let offset = key.map_or(0, |(key, _)| key.span().start);
+        for (number, store) in settings.gateway.stores.iter().enumerate() {
+            if !is_url(store) {
+                self.report(offset, format!("gateway.stores: {store:?} is no URL like http://10.0.0.5:7401"));
+            } else if settings.gateway.stores[..number].contains(store) {
+                self.report(offset, format!("gateway.stores names {store} twice"));
+            }
+        }
     }
 
     /// Reports values of `[rdma]` that are written in no known way. Whether they are there is known at the start only.
@@ -588,6 +610,8 @@ mod tests {
             ("[[pool]]\nname = \"a\"\n[[pool]]\nname = \"a\"\n", 3, "two pools"),
             ("[[pool]]\nname = \"a\"\nfallback = [\"c\"]\n", 1, "\"c\" is no other pool"),
             ("[gateway]\nfallback = [\"c\"]\n", 1, "gateway.fallback"),
+            ("[gateway]\nstores = [\"n0:7401\"]\n", 2, "\"n0:7401\" is no URL"),
+            ("[gateway]\nstores = [\"http://a:1\", \"http://a:1\"]\n", 2, "http://a:1 twice"),
             ("\n[discovery]\ndns_pool = \"c\"\n", 2, "discovery.dns_pool"),
             ("\n[planner]\ndecode_min = 9\n", 2, "planner.decode_min is above"),
             ("\n[planner]\nhistory = \"1h\"\n", 2, "planner.choose_after is above planner.history"),

@@ -271,6 +271,10 @@ section! {
         kv_events: String = String::new();
         /// Where a worker's missed KV events can be had again, for engines that do not tell it.
         kv_replay: String = String::new();
+        /// URLs of stores that workers share, as `http://10.0.0.5:7401` (`store.http` of each `kvasir store` in `remote_tier.nodes` of
+        /// vLLM's KvasirConnector): requests go to workers that find their prompts there, too. With `KvasirConnector`, KV events and
+        /// the model's tokenizer.
+        stores: Vec<String> = Vec::new();
         /// File with the keys that engines ask for (`--api-key` of vLLM and SGLang, `worker.api_key_file`), not readable by
         /// everybody. A line is `KEY`, for all workers, or `URL KEY`, for one. They are shown as `Authorization: Bearer KEY`
         /// with every request to an engine, questions about health and load among them. Empty: `KVASIR_ENGINE_KEY` of the
@@ -839,7 +843,7 @@ section! {
         /// Where the pool is reached over TCP. Whoever reaches it and holds the secret of `[transfer]`, or anybody when there is
         /// none, can read and write the pool.
         listen: SocketAddr = SocketAddr::new(LOCALHOST, 7400);
-        /// Where `/metrics` and `/health` are.
+        /// Where `/metrics` and `/health` are, and where gateways ask which blocks the pool holds (`gateway.stores`).
         http: SocketAddr = SocketAddr::new(LOCALHOST, 7401);
         /// How long a client may hold blocks that it has looked up.
         lease: Duration = Duration::from_secs(10), in Duration::from_secs(5) => Duration::from_secs(600);

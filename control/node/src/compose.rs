@@ -221,6 +221,7 @@ pub(crate) fn access(settings: &Settings, workers: &[WorkerSpec]) -> Result<Acce
     let (access, gateway) = (&settings.access, &settings.gateway);
     let mut urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
     urls.extend(settings.gateway.peers.iter().map(String::as_str));
+    urls.extend(settings.gateway.stores.iter().map(String::as_str));
     urls.push(&access.jwks_url);
     urls.push(&settings.guardrail.url);
     let tokens = tokens(settings)?;

@@ -130,7 +130,10 @@ pub(crate) fn of_store(settings: &Settings, has_secret: bool) -> Option<String> 
         ));
     }
     if is_beyond_loopback(&store.http) {
-        said.push(format!("{} shows its metrics to everybody (`store.http`)", store.http));
+        said.push(format!(
+            "{} shows its metrics and the names of its blocks to everybody (`store.http`)",
+            store.http
+        ));
     }
     (!said.is_empty()).then(|| said.join("; "))
 }

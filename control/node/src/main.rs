@@ -15,6 +15,7 @@ mod engine_watch;
 mod etcd;
 mod exposure;
 mod gateway_role;
+mod held_blocks;
 mod http;
 mod inspect_command;
 mod kernel;

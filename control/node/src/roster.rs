@@ -138,6 +138,7 @@ pub(crate) fn fleet(settings: &Settings, access: &AccessConfig, keys: EngineKeys
         index_memory_max: router.index_memory.0 as usize,
         approximate_ttl: router.approximate_ttl,
         peers: gateway.peers.clone(),
+        stores: gateway.stores.clone(),
         peer_key: access.peer_key.clone(),
         snapshot_file: some(&gateway.snapshot_file).map(Into::into),
         snapshot_interval: gateway.snapshot_interval,

@@ -4,6 +4,7 @@
 //! one-sided reads (`store.pool` of memory), and values behind the Redis protocol (`host_tier` of memory). Both are cut into
 //! `store.slot`s. The disk (`disk_tier`) lies below the values, or, where the Redis protocol is off, below the pool. Values have
 //! names, not contents, for identities: they are not shared with other nodes, so the tiers of others are refused here.
+//! Gateways ask at `store.http` what the pool holds (`held_blocks`).
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -24,6 +25,7 @@ use router_engines::exposition;
 use router_tls::PlainListener;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::held_blocks::HeldBlocks;
 use crate::store_values::StoredValues;
 use crate::tiers::{self, Blocks, TierCounters};
 use crate::{Common, compose, exposure, http, process, rails, worker_role};
@@ -57,6 +59,7 @@ struct Pool {
     counters: Arc<PoolCounters>,
     store: Arc<Store>,
     tiers: TierCounters,
+    held: Arc<HeldBlocks>,
 }
 
 async fn keep(settings: &Settings) -> Result<()> {
@@ -83,7 +86,17 @@ async fn keep(settings: &Settings) -> Result<()> {
     println!("Metrics on http://{}/metrics", listener.local_addr()?);
     let running = Arc::new(running);
     let (shown, asked) = (Arc::clone(&running), Arc::clone(&running));
-    let router = Router::new().route("/health", get(move || std::future::ready(health(&asked)))).route(
+    let mut router = Router::new();
+    if let Some(pool) = &running.pool {
+        router = pool.held.router();
+        let (held, mut stopping) = (Arc::clone(&pool.held), stop.clone());
+        tokio::spawn(async move {
+            // The sender lives as long as the process.
+            let _gone = stopping.wait_for(Option::is_some).await;
+            held.close();
+        });
+    }
+    let router = router.route("/health", get(move || std::future::ready(health(&asked)))).route(
         "/metrics",
         get(move || std::future::ready(([(CONTENT_TYPE, exposition::CLASSIC)], metrics(&shown)))),
     );
@@ -129,9 +142,16 @@ fn pool(settings: &Settings) -> Result<Pool> {
     if !has_disk {
         settings_of_pool.disk_tier.capacity.0 = 0;
     }
-    let opened = tiers::open(&settings_of_pool, &blocks, |_| {})
+    let (news, moves) = std::sync::mpsc::channel();
+    let tell = move |moved| {
+        // It is listened to as long as the store runs.
+        let _unheard = news.send(moved);
+    };
+    let opened = tiers::open(&settings_of_pool, &blocks, tell)
         .with_context(|| "the pool's store; a disk of the Redis protocol's values cannot be a pool's, nor the other way round")?
         .context("store.pool has no slot")?;
+    let name = &settings.store.name;
+    let held = HeldBlocks::follow(name, tiers::fresh_id(), &opened.survivors, moves)?;
     let rails = rails::open_server(settings, opened.store.slab(), settings.store.listen)?;
     let counters = Arc::new(PoolCounters::default());
     let config = PoolConfig { lease: settings.store.lease, ..PoolConfig::default() };
@@ -149,7 +169,7 @@ fn pool(settings: &Settings) -> Result<Pool> {
     if disk_slots > 0 {
         println!("Below it a disk of {disk_slots} slots, with {} blocks from before", opened.survivors.len());
     }
-    Ok(Pool { service, counters, store: opened.store, tiers: opened.counters })
+    Ok(Pool { service, counters, store: opened.store, tiers: opened.counters, held })
 }
 
 /// Settings of a store without plans: neither values nor the blocks of a pool have tenants or conversations here.

@@ -374,7 +374,7 @@ fn object(
 }
 
 /// A number that differs from store to store.
-fn fresh_id() -> u64 {
+pub(crate) fn fresh_id() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

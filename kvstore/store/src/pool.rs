@@ -32,8 +32,8 @@ const DISK_WAIT_MAX: Duration = Duration::from_millis(100);
 /// Slots with writes of former clients under way that are passed over for one new block.
 const STRAY_SLOTS_MAX: usize = 8;
 
-/// Serves the blocks of a store to other nodes. The events of the store must have no listener, because slots are made by evicting
-/// without events.
+/// Serves the blocks of a store to other nodes. Listeners are told of the blocks that it evicts when the store's thread comes to it, and
+/// may be told twice that host memory has a block, or has it no more.
 pub struct StorePool {
     store: Arc<Store>,
     answers: Receiver<Told>,

@@ -9,6 +9,7 @@ use crate::plan::{
     Choice, Exploration, ExplorationConfig, Group, PlanConfig, RecomputeModel, Request, Tier, TierSet,
     TierSpeeds, plan,
 };
+use crossbeam_queue::SegQueue;
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, TierIndex};
 
@@ -126,6 +127,8 @@ pub(crate) struct Shared {
     pub(crate) held_ahead: AtomicUsize,
     /// Callers fill slots themselves: some are to be free.
     pub(crate) wants_free_slots: AtomicBool,
+    /// Blocks of host memory that another thread than the store's has evicted; listeners are still to be told.
+    pub(crate) evicted_elsewhere: SegQueue<BlockIdentity>,
     has_disk: bool,
     /// The tiers of other nodes, in the order in which they are asked.
     others: Vec<Tier>,
@@ -167,6 +170,7 @@ impl Shared {
             unwritten: AtomicUsize::new(0),
             held_ahead: AtomicUsize::new(0),
             wants_free_slots: AtomicBool::new(false),
+            evicted_elsewhere: SegQueue::new(),
             has_disk,
             others,
             planning: PlanConfig::default(),

@@ -251,7 +251,7 @@ impl Store {
     }
 
     /// A free slot of host memory, made by evicting on this thread if need be. None while none is free and the disk is behind: what it
-    /// has not written yet would be lost. Listeners are not told of what is evicted, and a disk must be written through.
+    /// has not written yet would be lost. The store's thread tells listeners of what is evicted; a disk must be written through.
     pub(crate) fn reserve_evicting(&self) -> Option<NewSlot> {
         if let Some(free) = self.shared.catalog.reserve_free(HOST, quota::NOBODY) {
             return Some(NewSlot::new(free.fill(), Arc::clone(&self.shared.memory)));
@@ -263,6 +263,7 @@ impl Store {
         let (mut evicted, mut reserved) = (Vec::new(), Vec::new());
         self.shared.catalog.reserve(HOST, 1, quota::NOBODY, &mut evicted, &mut reserved);
         StoreCounters::add(&self.shared.counters.evicted, evicted.len());
+        evicted.into_iter().for_each(|evicted| self.shared.evicted_elsewhere.push(evicted.identity));
         let filling = reserved.pop()?.fill();
         Some(NewSlot::new(filling, Arc::clone(&self.shared.memory)))
     }

@@ -8,10 +8,12 @@
 //! the rest belong to it.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use router_radix::IndexWriter;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::shared_blocks::SharedBlocks;
 use crate::tracker::{Applied, Tracker};
 use crate::trtllm::{Polled, PolledError};
 use crate::wire::{self, EventBatch};
@@ -164,6 +166,11 @@ impl Follower {
     /// Hash of the last message; 0 when there is none.
     pub(crate) fn last(&self) -> u64 {
         self.recent.back().map_or(0, |recent| recent.1)
+    }
+
+    /// The publisher shares stores with others; `None`: it does no more.
+    pub fn share(&mut self, shared: Option<Arc<SharedBlocks>>) {
+        self.tracker.share(shared);
     }
 
     pub(crate) fn tracker_mut(&mut self) -> &mut Tracker {

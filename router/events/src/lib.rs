@@ -8,6 +8,8 @@
 //! * [`listen`]: publishers that connect to us, told apart by topic.
 //! * [`publish`]: the publishing side, of our own engines.
 //! * [`snapshot`]: the state of all publishers as bytes, for a restart and for a peer.
+//! * [`shared_blocks`]: blocks in stores that several workers share.
+//! * [`store_changes`]: what a store tells of its blocks.
 //! * [`approximate`]: engines without events: what was routed there.
 
 #![forbid(unsafe_code)]
@@ -19,7 +21,9 @@ pub mod follower;
 pub mod listen;
 mod msgpack;
 pub mod publish;
+pub mod shared_blocks;
 pub mod snapshot;
+pub mod store_changes;
 pub mod subscribe;
 pub mod tracker;
 pub mod trtllm;

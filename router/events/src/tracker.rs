@@ -6,10 +6,12 @@
 //! ([`Stored::routing_hashes`]), which then tell no tokens.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use kvstore_block::{block_hash, block_hash_with_extras};
 use router_radix::{EngineHash, IndexWriter, Member, Outcome, Tier};
 
+use crate::shared_blocks::SharedBlocks;
 use crate::wire::{EventBatch, KvEvent, Removed, Stored};
 
 /// Numbers for people.
@@ -60,6 +62,8 @@ pub struct Tracker {
     /// Groups of layers whose blocks say nothing about whole prefixes (sliding windows, linear attention);
     /// their removals do not, either.
     other_groups: HashSet<u32>,
+    /// What it finds in the stores that it shares with others.
+    shared: Option<Arc<SharedBlocks>>,
     /// What has been done so far.
     pub counters: TrackerCounters,
     blocks: Vec<u64>,
@@ -74,6 +78,7 @@ impl Tracker {
             member,
             block_tokens,
             other_groups: HashSet::new(),
+            shared: None,
             counters: TrackerCounters::default(),
             blocks: Vec::new(),
             removals: Vec::new(),
@@ -90,6 +95,11 @@ impl Tracker {
     #[must_use]
     pub fn block_tokens(&self) -> usize {
         self.block_tokens
+    }
+
+    /// The publisher shares stores with others; `None`: it does no more.
+    pub fn share(&mut self, shared: Option<Arc<SharedBlocks>>) {
+        self.shared = shared;
     }
 
     pub(crate) fn other_groups(&self) -> impl Iterator<Item = u32> {
@@ -186,6 +196,9 @@ impl Tracker {
         self.counters.stored += outcome.changed + outcome.copies;
         self.counters.orphans += outcome.parked;
         self.counters.left_out += outcome.refused;
+        if let Some(shared) = &self.shared {
+            shared.described(index, self.member, &stored.hashes);
+        }
     }
 }
 

@@ -54,6 +54,8 @@ pub struct FleetConfig {
     pub approximate_ttl: Duration,
     /// URLs of other gateways in front of the same workers.
     pub peers: Vec<String>,
+    /// URLs of stores that workers share.
+    pub stores: Vec<String>,
     /// Secret that gateways of one fleet show each other.
     pub peer_key: Option<String>,
     /// Where the index is saved for the next start.

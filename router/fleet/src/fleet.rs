@@ -34,6 +34,7 @@ use crate::report::report;
 use crate::route::{Chooser, Route, RouteRequest};
 use crate::snapshots::{self, SnapshotCache};
 use crate::spec::{AsleepRun, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
+use crate::stores::{self, Stores};
 use crate::worker::{RankRef, Worker, WorkerRun};
 
 /// Interval at which blocks of removed workers are swept out of the index and silent peers are dropped.
@@ -88,6 +89,8 @@ pub struct Fleet {
     pub index: Arc<Index>,
     /// Loads that other gateways report.
     pub(crate) peers: Peers,
+    /// Stores that workers share.
+    pub stores: Stores,
     chooser: Chooser,
     /// Ports to which engines connect with their KV events.
     pub(crate) listeners: Arc<Listeners>,
@@ -142,6 +145,7 @@ impl Fleet {
             roster: Mutex::default(),
             index: Arc::new(Index::new(index)),
             peers: Peers::default(),
+            stores: Stores::new(&config.stores),
             chooser: Chooser::default(),
             listeners: Arc::default(),
             gateway,
@@ -157,6 +161,7 @@ impl Fleet {
         });
         let background = start_background_tasks(Arc::downgrade(&fleet));
         fleet.adopt([tokio::spawn(background), tokio::spawn(sweep(Arc::downgrade(&fleet)))]);
+        fleet.adopt(stores::follow(&fleet));
         fleet
     }
 

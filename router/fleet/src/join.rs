@@ -83,6 +83,7 @@ impl Fleet {
             }
             let counted = run.follower.lock().unwrap_or_else(PoisonError::into_inner).tracker().counters;
             *self.ended.lock().unwrap_or_else(PoisonError::into_inner) += counted;
+            self.stores.leave(&self.index, run);
             self.index.write().leave(run.member);
         }
     }

@@ -4,7 +4,7 @@
 //! Reading order: `spec` (the roster that is wanted), `changes` (what administrators want, agreed on among gateways),
 //! `fleet` (making itself equal to the roster), `pool` (a model and its workers), `agreement` (which model that is),
 //! `state` and `worker` (one of them), `join` (its runs in the index), `health` and `report` (asking it), `sleep` (putting it to sleep and waking it), `capacity`, `load`
-//! and `breaker` (what it can take, does, and fails), `peers` (other gateways), `snapshots` (a warm start), `route` and
+//! and `breaker` (what it can take, does, and fails), `stores` (that workers share), `peers` (other gateways), `snapshots` (a warm start), `route` and
 //! `booking` (who gets a request), `decisions` (what was decided), `routed` and `poll` (workers without events, and with
 //! events that must be asked for).
 //!
@@ -35,6 +35,7 @@ mod sleep;
 mod snapshots;
 mod spec;
 mod state;
+mod stores;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod worker;
@@ -54,4 +55,5 @@ pub use route::{Chooser, Route, RouteRequest};
 pub use sleep::{SLEEP_REQUEST_MAX, SleepError};
 pub use spec::{AsleepRun, DEFAULT_POOL, FleetSpec, SpecError, WORKERS_MAX, WorkerSpec, name_of};
 pub use state::WorkerState;
+pub use stores::{GroupStatus, StoreStatus, Stores};
 pub use worker::{RankRef, Reported, Worker, WorkerRun, able_to_decode};

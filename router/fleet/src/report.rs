@@ -2,7 +2,8 @@
 //!
 //! `/metrics` and SGLang's `/server_info` ask the engine's scheduler, which answers them when it has time. A late report
 //! says that the engine is busy, not that it is dead, so nothing here takes a worker out; `health` does that. A report that
-//! names another run of the process has `health` ask for its description.
+//! names another run of the process has `health` ask for its description. A report may also name stores that the worker shares with
+//! others (`stores`).
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -18,11 +19,11 @@ pub(crate) async fn report(fleet: Weak<Fleet>, worker: Arc<Worker>) {
     let Some(interval) = fleet.upgrade().map(|fleet| fleet.config.health_interval) else { return };
     tokio::select! {
         () = worker.removed() => {}
-        () = ask(&worker, interval) => {}
+        () = ask(&fleet, &worker, interval) => {}
     }
 }
 
-async fn ask(worker: &Worker, interval: Duration) {
+async fn ask(fleet: &Weak<Fleet>, worker: &Worker, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
         let runs = worker.runs.load_full();
@@ -43,6 +44,16 @@ async fn ask(worker: &Worker, interval: Duration) {
             let known = known.max(run.load.counts()[0]);
             run.capacity.report(&load.unwrap_or_default(), report.requests_max, known);
             run.reorder();
+        }
+        if let Some(fleet) = fleet.upgrade() {
+            // A run that has ended meanwhile is not to join again.
+            let _turn = fleet.joining.lock().await;
+            if Arc::ptr_eq(&runs, &worker.runs.load_full()) {
+                for (run, shared) in runs.iter().zip(&report.stores) {
+                    let Some(shared) = shared else { continue };
+                    fleet.stores.join(&fleet.index, run, shared);
+                }
+            }
         }
         let other_run = match (first.description.instance, report.instance) {
             (Some(before), Some(now)) => before != now,

@@ -241,7 +241,7 @@ impl Chooser {
         };
         let decoding = pick(Phase::Decode, &can_decode, 0.0)?;
         let decode = decoding.rank;
-        let held_blocks = overlaps.any(decode.run.member);
+        let held_blocks = decode.run.found(overlaps);
         let held = (held_blocks as usize * block_tokens).min(tokens.len());
         let needs_prefill = decode.run.needs_prefill();
         let is_split = needs_prefill
@@ -269,9 +269,9 @@ impl Chooser {
         let is_warm_up = decoding.is_warm_up;
         let runner_up = computing.runner_up.map(|(runner, candidate)| {
             let seconds = PredictedTime.cost(&request, &candidate).total;
-            (runner.run.identity, overlaps.any(runner.run.member), seconds as f32 * 1e3)
+            (runner.run.identity, runner.run.found(overlaps), seconds as f32 * 1e3)
         });
-        let holds = overlaps.any(computing.rank.run.member);
+        let holds = computing.rank.run.found(overlaps);
         let considered = computing.among;
         let mut route = Route {
             blocks: request.blocks(),
@@ -338,7 +338,7 @@ impl Chooser {
             let run = &roster[place as usize].run;
             let cost = PredictedTime.cost(&request, candidate);
             json!({
-                "worker": run.name, "role": run.role.name(), "overlap_blocks": overlaps.any(run.member),
+                "worker": run.name, "role": run.role.name(), "overlap_blocks": run.found(overlaps),
                 "overlap_blocks_by_tier": candidate.leading, "uncached_tokens": candidate.uncached_tokens(&request),
                 "requests": candidate.requests, "queued_tokens": candidate.queued_tokens,
                 "decoding_blocks": candidate.decoding_blocks, "is_cold": candidate.is_cold,
@@ -512,7 +512,7 @@ impl Look<'_> {
         let [requests, queued_tokens, decoding_blocks] = run.load.counts();
         Candidate {
             identity: run.identity,
-            leading: self.overlaps.tiers(run.member),
+            leading: run.leading(self.overlaps),
             queued_tokens: queued_tokens.saturating_add(run.capacity.foreign_tokens()),
             decoding_blocks,
             requests,

@@ -37,6 +37,7 @@ pub fn config(policy: Policy) -> FleetConfig {
         index_memory_max: 8 << 30,
         approximate_ttl: Duration::from_secs(120),
         peers: Vec::new(),
+        stores: Vec::new(),
         peer_key: None,
         snapshot_file: None,
         snapshot_interval: Duration::from_secs(30),

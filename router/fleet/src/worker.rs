@@ -6,7 +6,7 @@
 
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -15,7 +15,8 @@ use router_engines::client::EngineClient;
 use router_engines::dialect::{Description, EngineLoad, Role, TransferReport};
 use router_engines::upstream::Upstream;
 use router_events::follower::Follower;
-use router_radix::Member;
+use router_policy::TIERS;
+use router_radix::{Member, Overlaps};
 use router_tls::ClientTls;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -41,6 +42,8 @@ pub struct WorkerRun {
     pub role: Role,
     /// The rank's number in the index.
     pub member: Member,
+    /// What it finds in the stores that it shares with others: its number in the index.
+    shared: OnceLock<Member>,
     /// What it can take, by what the engine said.
     pub capacity: Capacity,
     /// Hash of the name.
@@ -78,6 +81,35 @@ pub struct WorkerRun {
 const _: () = assert!(std::mem::offset_of!(WorkerRun, load) == 64 && Load::HOT_BYTES <= 64);
 
 impl WorkerRun {
+    /// What it finds in the stores that it shares with others, by its number in the index.
+    #[must_use]
+    pub fn shared(&self) -> Option<Member> {
+        self.shared.get().copied()
+    }
+
+    pub(crate) fn set_shared(&self, member: Member) {
+        // What was set first stays.
+        let _set = self.shared.set(member);
+    }
+
+    /// Leading blocks of a prompt that it finds in each tier or a faster one. The stores that it shares with others are the last.
+    #[must_use]
+    #[inline]
+    pub(crate) fn leading(&self, overlaps: &Overlaps) -> [u32; TIERS] {
+        let mut leading = overlaps.tiers(self.member);
+        if let Some(shared) = self.shared.get() {
+            leading[TIERS - 1] = leading[TIERS - 1].max(overlaps.any(*shared));
+        }
+        leading
+    }
+
+    /// Leading blocks of a prompt that it finds anywhere.
+    #[must_use]
+    #[inline]
+    pub(crate) fn found(&self, overlaps: &Overlaps) -> u32 {
+        self.leading(overlaps)[TIERS - 1]
+    }
+
     /// A prompt with these block hashes goes there.
     pub(crate) fn routed(&self, block_hashes: &[u64]) {
         if let Some(routed) = &self.routed {
@@ -164,6 +196,7 @@ impl WorkerRun {
             rank: parts.rank,
             role: parts.role,
             member: parts.member,
+            shared: OnceLock::new(),
             load: Load::default(),
             reported: Reported::default(),
             transfers: ArcSwapOption::empty(),

@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use router_engines::dialect::Role;
 use router_engines::exposition;
-use router_fleet::{Pool, Worker, WorkerRun, WorkerState};
+use router_fleet::{GroupStatus, Pool, StoreStatus, Worker, WorkerRun, WorkerState};
 use router_openai::ApiError;
 use router_radix::Tier;
 use serde_json::{Value, json};
@@ -45,10 +45,27 @@ fn status_of(gateway: &Gateway) -> Value {
     status["started_unix"] = json!(gateway.started);
     status["index"] = json!({ "blocks": usage.entries, "bytes": usage.bytes, "nodes": usage.nodes });
     status["workers"] = json!(workers);
+    status["stores"] = stores_status(gateway);
     let (finished, lengths) = gateway.lengths.recent();
     status["lengths"] = json!({ "count": finished, "recent": lengths });
     status["plan"] = json!(gateway.plan.load().as_deref());
     status
+}
+
+/// Stores that workers share, and the groups of workers that do.
+fn stores_status(gateway: &Gateway) -> Value {
+    let fleet = &gateway.fleet;
+    let store = |store: StoreStatus| json!({ "url": store.url, "name": store.name, "answers": store.answers, "blocks": store.blocks });
+    let group = |group: GroupStatus| {
+        json!({
+            "stores": group.stores, "workers": group.workers, "indexed": group.blocks, "waiting": group.waiting,
+        })
+    };
+    let (stores, groups) = (fleet.stores.status(), fleet.stores.groups(&fleet.index));
+    json!({
+        "stores": stores.into_iter().map(store).collect::<Vec<Value>>(),
+        "groups": groups.into_iter().map(group).collect::<Vec<Value>>(),
+    })
 }
 
 /// A worker: each rank by itself.

@@ -250,7 +250,20 @@ impl IndexWriter<'_> {
     /// The member has one copy more of each of these blocks in `tier`. What they are is not told: blocks that it has nowhere
     /// else stay unknown.
     pub fn stored_known(&mut self, member: Member, tier: Tier, keys: &[EngineHash]) -> Outcome {
-        self.0.stored_known(member, tier, keys)
+        self.0.stored_as((member, tier), member, keys, &mut Vec::new())
+    }
+
+    /// The same for blocks that another member has under these names, `names`. Those that it does not have are left out, and go
+    /// to `unknown`.
+    pub fn stored_as(
+        &mut self,
+        member: Member,
+        tier: Tier,
+        names: Member,
+        keys: &[EngineHash],
+        unknown: &mut Vec<EngineHash>,
+    ) -> Outcome {
+        self.0.stored_as((member, tier), names, keys, unknown)
     }
 
     /// The member has one copy less of each of these blocks in `tier`.

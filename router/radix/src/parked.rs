@@ -31,15 +31,16 @@ impl Parked {
         self.waiting.capacity() * 64 + self.by_parent.capacity() * 80
     }
 
-    /// The block has come by another way.
-    pub(crate) fn forget(&mut self, key: EngineHash) {
-        let Some(waiting) = self.waiting.remove(&key) else { return };
+    /// The block has come by another way: its copies that waited. None where it did not wait.
+    pub(crate) fn forget(&mut self, key: EngineHash) -> [u32; TIERS] {
+        let Some(waiting) = self.waiting.remove(&key) else { return [0; TIERS] };
         if let Some(siblings) = self.by_parent.get_mut(&waiting.parent) {
             siblings.retain(|&other| other != key);
             if siblings.is_empty() {
                 self.by_parent.remove(&waiting.parent);
             }
         }
+        waiting.copies
     }
 
     /// One more copy of a block in `tier` waits for `parent`. False when there is no room.
@@ -53,7 +54,9 @@ impl Parked {
                 return true;
             }
             // The engine uses the name for another block now.
-            Some(_) => self.forget(key),
+            Some(_) => {
+                self.forget(key);
+            }
             None => {}
         }
         if self.waiting.len() >= PARKED_MAX {

@@ -148,6 +148,27 @@ impl Rig {
         }
     }
 
+    /// Workers with even numbers use the same names.
+    fn store_as(&mut self, worker: usize, tier: Tier, other: usize, blocks: &[usize]) {
+        let keys: Vec<u64> = blocks.iter().map(|&at| key(other, at)).collect();
+        let mut unknown = Vec::new();
+        let (member, names) = (self.members[worker], self.members[other]);
+        let outcome = self.index.write().stored_as(member, tier, names, &keys, &mut unknown);
+        assert_eq!((outcome.unknown, outcome.refused), (unknown.len() as u64, 0), "seed {}", self.seed);
+        for &at in blocks {
+            if unknown.contains(&key(other, at)) {
+                // One that waits for its parent is not there, either.
+                continue;
+            }
+            assert!(self.model[other].contains_key(&at), "seed {}: nobody has it", self.seed);
+            self.model[worker].entry(at).or_default()[tier as usize] += 1;
+        }
+        let is_parked = self.index.write().usage().parked > 0;
+        let is_unknown = |at: &usize| !self.model[other].contains_key(at);
+        let expected = blocks.iter().filter(|at| is_unknown(at)).count();
+        assert!(unknown.len() == expected || (is_parked && unknown.len() > expected), "seed {}", self.seed);
+    }
+
     fn remove(&mut self, worker: usize, tier: Tier, blocks: &[usize]) {
         let keys: Vec<u64> = blocks.iter().map(|&at| key(worker, at)).collect();
         self.index.write().removed(self.members[worker], tier, &keys);
@@ -217,6 +238,14 @@ impl Rig {
                 let tier = self.tier();
                 let run = self.universe.run(&mut self.random, start, 20);
                 self.store_known(worker, tier, &run);
+            }
+            // By the names of another, as a store tells what engines have given it.
+            87..=90 => {
+                let tier = self.tier();
+                let run = self.universe.run(&mut self.random, start, 20);
+                let even = self.members.len().div_ceil(2);
+                let [worker, other] = [0; 2].map(|_| 2 * self.random.below(even));
+                self.store_as(worker, tier, other, &run);
             }
             _ => self.look_up(start),
         }

@@ -20,6 +20,7 @@ from .library import IDENTITY_BYTES
 
 _log = logging.getLogger("vllm.kvasir_kv")
 
+_TAG_BYTES = 2
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 """Of each file of weights, spread evenly: 256 KiB are read."""
 
@@ -33,17 +34,23 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json", ".m
 def key(facts: Mapping[str, object]) -> bytes:
     """32 bytes for the facts of a worker. Anything that JSON does not have is taken by its text."""
     text = json.dumps(facts, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=32, person=b"kvasir-kv-vllm-1").digest()
+    return hashlib.blake2b(text.encode(), digest_size=32, person=b"kvasir-kv-vllm-2").digest()
 
 
 def identities(of_key: bytes, hashes: Iterable[bytes]) -> bytes:
     """The names of blocks, one after the other, from the engine's hashes.
 
-    Half of a name is the end of the hash, by which the engine's events call a block without a salt (`engine_hash`); the other half
-    tells it from blocks of the same tokens under other facts.
+    The second half of a name is the end of the hash, by which the engine's events call a block without a salt (`engine_hash`). The
+    first tells it from blocks of the same tokens under other facts; it begins with the key's `tag`.
     """
-    blake2b, half = hashlib.blake2b, IDENTITY_BYTES // 2
-    return b"".join(blake2b(name, digest_size=half, key=of_key).digest() + name[-half:] for name in hashes)
+    blake2b, half, start = hashlib.blake2b, IDENTITY_BYTES // 2, of_key[:_TAG_BYTES]
+    rest = half - _TAG_BYTES
+    return b"".join(start + blake2b(name, digest_size=rest, key=of_key).digest() + name[-half:] for name in hashes)
+
+
+def tag(of_key: bytes) -> str:
+    """How the names of a worker's blocks begin, in hexadecimal digits: a gateway tells them from others in a shared store by it."""
+    return of_key[:_TAG_BYTES].hex()
 
 
 def engine_hash(name: bytes) -> int:

@@ -93,6 +93,12 @@ class Settings:
         return any(others)
 
     @property
+    def shared_stores(self) -> list[str]:
+        """Names of the nodes whose stores are shared with other engines."""
+        nodes = self.store.get("remote_tier", {}).get("nodes", [])
+        return sorted({str(node).partition("=")[0].strip() for node in nodes})
+
+    @property
     def is_prefetching(self) -> bool:
         """Whether the blocks of idle conversations are brought up from tiers below host memory."""
         has_disk = str(self.store.get("disk_tier", {}).get("path", "")) not in ("", "[]")

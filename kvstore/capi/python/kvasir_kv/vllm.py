@@ -272,6 +272,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 name = worker_name(self._vllm_config)
                 working = self._working
                 stats.add_store(name, working.statistics(), working.rail_statistics(), working.stage_times())
+                # The tiers' events are the first worker's, too.
+                if (stores := self._settings.shared_stores) and self._tells_tiers:
+                    stats.tell_shared(stores, working.tag)
         return None if stats.is_empty() else stats
 
     @classmethod

@@ -54,19 +54,21 @@ class KvasirStats(KVConnectorStats):
     """Counters add up; of each worker's store the last values hold.
 
     `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}, "rails": {worker: {rail: {name: value}}},
-    "stages": {worker: {stage: times}}}`, with times as `Store.stage_times` has them.
+    "stages": {worker: {stage: times}}, "shared": {"stores": names, "tag": tag}}`, with times as `Store.stage_times` has them, and
+    "shared" empty where nothing is shared.
     """
 
     @classmethod
     def of(cls, counters: dict[str, int]) -> "KvasirStats":
         """Stats with these counters."""
-        return cls(data={"counters": counters, "stores": {}, "rails": {}, "stages": {}})
+        return cls(data={"counters": counters, "stores": {}, "rails": {}, "stages": {}, "shared": {}})
 
     def __post_init__(self) -> None:
         self.data.setdefault("counters", {})
         self.data.setdefault("stores", {})
         self.data.setdefault("rails", {})
         self.data.setdefault("stages", {})
+        self.data.setdefault("shared", {})
 
     def add_store(
         self, worker: str, values: dict[str, int], rails: dict[str, dict[str, int]], stages: dict[str, dict[str, Any]]
@@ -76,8 +78,12 @@ class KvasirStats(KVConnectorStats):
         self.data["rails"][worker] = rails
         self.data["stages"][worker] = stages
 
+    def tell_shared(self, stores: list[str], tag: str) -> None:
+        """Adds which stores the engine shares with others, and how the names of its first worker's blocks begin."""
+        self.data["shared"] = {"stores": ",".join(stores), "tag": tag}
+
     def reset(self) -> None:
-        self.data: dict[str, Any] = {"counters": {}, "stores": {}, "rails": {}, "stages": {}}
+        self.data: dict[str, Any] = {"counters": {}, "stores": {}, "rails": {}, "stages": {}, "shared": {}}
 
     def aggregate(self, other: KVConnectorStats) -> "KvasirStats":
         counters = self.data["counters"]
@@ -86,6 +92,7 @@ class KvasirStats(KVConnectorStats):
         self.data["stores"].update(other.data["stores"])
         self.data["rails"].update(other.data.get("rails", {}))
         self.data["stages"].update(other.data.get("stages", {}))
+        self.data["shared"].update(other.data.get("shared", {}))
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -134,12 +141,19 @@ class KvasirMetrics(KVConnectorPromMetrics):
     `vllm:kvasir_rail_<value>` for each of its transports, and `vllm:kvasir_handoff_stage_seconds`, whose buckets, sum and count
     are gauges: the library has counted them already.
 
-    `vllm:kvasir_data_plane` tells gateways by its labels where the first process of each data-parallel rank listens.
+    `vllm:kvasir_data_plane` tells gateways by its labels where the first process of each data-parallel rank listens;
+    `vllm:kvasir_shared_stores` which stores it shares with other engines, and how the names of its blocks there begin.
     """
 
     def __init__(self, vllm_config: Any, *arguments: Any) -> None:
         super().__init__(vllm_config, *arguments)
         self._tell_data_plane(vllm_config)
+        self._shared = self._gauge_cls(
+            name="vllm:kvasir_shared_stores",
+            documentation="Stores that an engine shares with others: in the labels.",
+            labelnames=[*self._labelnames, "stores", "tag"],
+            multiprocess_mode="mostrecent",
+        )
         self._counters = {
             name: self._counter_cls(name=f"vllm:kvasir_{name}", documentation=text, labelnames=self._labelnames)
             for name, text in COUNTERS.items()
@@ -202,6 +216,8 @@ class KvasirMetrics(KVConnectorPromMetrics):
         labels = self.per_engine_labelvalues[engine_idx]
         for name, count in transfer_stats_data["counters"].items():
             self._counters[name].labels(*labels).inc(count)
+        if shared := transfer_stats_data.get("shared"):
+            self._shared.labels(*labels, shared["stores"], shared["tag"]).set(1)
         for worker, values in transfer_stats_data["stores"].items():
             for name, value in values.items():
                 self._values[name].labels(*labels, worker).set(value)

@@ -278,6 +278,11 @@ class Worker:
                 tiers.append(TierChange(event.tier, event.is_stored, []))
             tiers[-1].hashes.append(identity.engine_hash(event.identity))
 
+    @property
+    def tag(self) -> str:
+        """How the names of this worker's blocks begin."""
+        return identity.tag(self._key)
+
     def take_arrived(self) -> set[str]:
         """Requests whose loads are over, also if they failed."""
         arrived, self._arrived = self._arrived, set()

@@ -126,6 +126,9 @@ class Names(unittest.TestCase):
             self.assertNotEqual(names[:16], other[:16])
             self.assertNotEqual(names[16:], other[16:])
         self.assertEqual(identity.salted(b"", hashes), hashes)
+        # A gateway goes by the beginning and the end.
+        self.assertEqual([names[at : at + 2].hex() for at in (0, 16)], [identity.tag(key)] * 2)
+        self.assertEqual(identity.engine_hash(names[16:]), identity.engine_hash(hashes[1]))
 
     def test_weights_that_differ_in_one_small_tensor_are_told_apart(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

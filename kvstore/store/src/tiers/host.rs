@@ -140,6 +140,16 @@ impl Tiers {
         self.tell_gone_from_host(identity);
     }
 
+    /// Tells of blocks that other threads have evicted. This thread alone puts blocks into host memory, and tells so at once: one that
+    /// is there again by now was told after it had left.
+    pub(crate) fn tell_evicted_elsewhere(&mut self) {
+        while let Some(identity) = self.shared.evicted_elsewhere.pop() {
+            if !self.shared.holds(HOST, &identity) {
+                self.tell_gone_from_host(identity);
+            }
+        }
+    }
+
     /// Takes a block out of host memory, also one that is leaving it.
     pub(crate) fn drop_from_host(&mut self, identity: BlockIdentity) {
         let is_published = self.shared.holds(HOST, &identity) || self.is_published_on_host(&identity);

@@ -196,6 +196,17 @@ pub struct Report {
     pub requests_max: Option<u32>,
     /// Hand-offs by rank; empty when it has no data plane of Kvasir's.
     pub transfers: Vec<TransferReport>,
+    /// By rank, the stores that it shares with others; none where it has none, or does not know yet.
+    pub stores: Vec<Option<SharedStores>>,
+}
+
+/// Stores of other processes that an engine reads and writes blocks in (`kvasir store`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedStores {
+    /// Their names, in alphabetical order.
+    pub stores: Vec<String>,
+    /// How the names of its blocks begin: it tells them from those of other models, layouts and ranks.
+    pub tag: u16,
 }
 
 /// What the operator says that an engine does not.

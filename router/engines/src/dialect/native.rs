@@ -62,6 +62,7 @@ impl Dialect for Native {
                 loads: loads(&metrics, "engine", names.0, names.1, &usage),
                 requests_max: None,
                 transfers: transfers::reports(&metrics, &transfers::NATIVE),
+                stores: Vec::new(),
             })
         }
         .boxed()

@@ -159,6 +159,7 @@ impl Dialect for Sglang {
                 loads,
                 requests_max: requests_max(&info),
                 transfers: Vec::new(),
+                stores: Vec::new(),
             })
         }
         .boxed()

@@ -84,6 +84,7 @@ impl Dialect for TensorRtLlm {
                 loads: loads(&metrics, "rank", names.0, names.1, &["trtllm_kv_cache_utilization"]),
                 requests_max: None,
                 transfers: Vec::new(),
+                stores: Vec::new(),
             })
         }
         .boxed()

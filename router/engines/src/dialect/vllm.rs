@@ -4,7 +4,8 @@
 //! `vllm:cache_config_info` and the time at which the process began, `/kv_event_sources` (0.31 and later) the
 //! publishers by data-parallel rank; before that, the operator names the endpoint. vLLM does not say whether it
 //! computes prompts or generates: `kv_role` is the launcher's affair, so the operator does. Where its connector is
-//! KvasirConnector, the labels of `vllm:kvasir_data_plane` say where it hands blocks over.
+//! KvasirConnector, the labels of `vllm:kvasir_data_plane` say where it hands blocks over, and those of
+//! `vllm:kvasir_shared_stores` which stores it shares with others.
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -14,8 +15,8 @@ use serde_json::Value;
 
 use super::prometheus::{Sample, first, loads, samples};
 use super::{
-    Description, Dialect, Engine, Feed, Hints, Report, Role, TokenCount, feed, hinted, json, of_rank,
-    transfers,
+    Description, Dialect, Engine, Feed, Hints, Report, Role, SharedStores, TokenCount, feed, hinted, json,
+    of_rank, transfers,
 };
 use crate::client::{EngineClient, EngineError};
 use crate::handoff::DataPlaneAddress;
@@ -62,6 +63,32 @@ fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
         rdma: address("rdma").iter().flat_map(|all| all.split(',')).map(str::to_owned).collect(),
         processes: told.label("processes")?.parse().ok()?,
     })
+}
+
+/// More data-parallel ranks and stores than that are not read: an engine's text is not trusted.
+const RANKS_MAX: usize = 1024;
+const STORES_MAX: usize = 1024;
+
+/// The stores that a vLLM with KvasirConnector shares with others, by rank.
+fn shared_stores(metrics: &str) -> Vec<Option<SharedStores>> {
+    let mut ranks = Vec::new();
+    for sample in samples(metrics, "vllm:kvasir_shared_stores") {
+        let rank = sample.label("engine").and_then(|rank| rank.parse().ok()).unwrap_or(0_usize);
+        let tag = sample.label("tag").and_then(|tag| u16::from_str_radix(tag, 16).ok());
+        let (Some(names), Some(tag)) = (sample.label("stores").filter(|names| !names.is_empty()), tag) else {
+            continue;
+        };
+        if rank >= RANKS_MAX {
+            continue;
+        }
+        let mut stores: Vec<String> = names.split(',').take(STORES_MAX).map(str::to_owned).collect();
+        stores.sort_unstable();
+        if ranks.len() <= rank {
+            ranks.resize(rank + 1, None);
+        }
+        ranks[rank] = Some(SharedStores { stores, tag });
+    }
+    ranks
 }
 
 /// What `/kv_event_sources` says, by rank.
@@ -142,6 +169,7 @@ impl Dialect for Vllm {
                 loads: loads(&metrics, "engine", names.0, names.1, &usage),
                 requests_max: None,
                 transfers: transfers::reports(&metrics, &transfers::VLLM),
+                stores: shared_stores(&metrics),
             })
         }
         .boxed()
@@ -271,6 +299,19 @@ mod tests {
         );
         assert_eq!(data_plane(&metrics.replace("processes=\"2\"", "processes=\"many\"")), None);
         assert_eq!(data_plane("vllm:num_requests_running{engine=\"0\"} 0.0\n"), None);
+    }
+
+    #[test]
+    fn a_connector_says_which_stores_it_shares() {
+        let metrics = "# TYPE vllm:kvasir_shared_stores gauge\n\
+            vllm:kvasir_shared_stores{engine=\"1\",model_name=\"m\",stores=\"n1,n0\",tag=\"0a1f\"} 1.0\n";
+        let expected = SharedStores { stores: vec!["n0".to_owned(), "n1".to_owned()], tag: 0x0a1f };
+        assert_eq!(shared_stores(metrics), [None, Some(expected)]);
+        for (from, to) in
+            [("0a1f", "10a1f"), ("0a1f", "stage"), ("n1,n0", ""), ("engine=\"1\"", "engine=\"9999\"")]
+        {
+            assert_eq!(shared_stores(&metrics.replace(from, to)), [], "{to}");
+        }
     }
 
     #[test]

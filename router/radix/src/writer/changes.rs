@@ -1,5 +1,7 @@
 //! What members store, remove and move.
 
+use std::iter::zip;
+
 use super::*;
 
 impl Writer {
@@ -61,7 +63,14 @@ impl Writer {
         outcome
     }
 
-    pub(crate) fn stored_known(&mut self, member: Member, tier: Tier, keys: &[EngineHash]) -> Outcome {
+    /// `names` is the member whose names for blocks these are. Keys that it has no block for go to `unknown`.
+    pub(crate) fn stored_as(
+        &mut self,
+        (member, tier): (Member, Tier),
+        names: Member,
+        keys: &[EngineHash],
+        unknown: &mut Vec<EngineHash>,
+    ) -> Outcome {
         let mut outcome = Outcome::default();
         let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
             return Outcome { unknown: keys.len() as u64, ..outcome };
@@ -73,13 +82,26 @@ impl Writer {
             return outcome;
         }
         for &key in keys {
-            let Some(place) = self.place_of(&state, key) else {
+            let place = match names == member {
+                true => self.place_of(&state, key),
+                false => self.member(names).and_then(|names| self.place_of(names, key)),
+            };
+            let Some(place) = place else {
                 outcome.unknown += 1;
+                unknown.push(key);
                 continue;
             };
             let block = self.node(place.0).hash(place.1);
             let after = self.before(place).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
             self.place_run(&mut state, tier, after, &[key], &[block], &mut outcome);
+            // A name either has a place or waits for its parent.
+            for (tier, copies) in zip(Tier::ALL, state.parked.forget(key)) {
+                for _ in 0..copies {
+                    let Some((node, slot)) = self.place_of(&state, key) else { break };
+                    let after = self.before((node, slot)).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
+                    self.place_run(&mut state, tier, after, &[key], &[block], &mut outcome);
+                }
+            }
         }
         while let Some(parent) = state.awaited.pop() {
             self.place_parked(&mut state, parent, &mut outcome);

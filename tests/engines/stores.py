@@ -1,0 +1,206 @@
+"""A gateway in front of two engines that share KV blocks through stores of other processes (`kvasir store`): it knows what lies there.
+
+    stores.py --kvasir PATH [--ports 8101,8102] [--gateway 127.0.0.1:8200] [--cores 0,1] [--transport shm] [--requests 400] [--seed 1]
+
+First the gateway deals the turns of conversations out to both engines in turn, whose own memory has room for few of them: what one has
+computed the other finds in the stores, and the gateway's prediction of cached tokens is compared with what the engine reports. The
+same while one of the stores is dead. Then one engine has the stores and the other has not: requests for prompts that lie in the stores
+alone must go to the first.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import engines
+import shared
+from engines import LAB, chat, words
+
+SMALL = ("--num-gpu-blocks-override", "192", "--max-model-len", "3072")
+KNOWN_SECONDS = 20  # until the gateway knows what engines share and stores hold
+FORGOTTEN_SECONDS = 5  # until it has forgotten a store that was killed
+SETTLE = "1.0"  # seconds between the turns of a conversation: blocks go to the stores behind the answer
+FOLLOWING = 12  # prompts that lie in the stores alone
+FOLLOWING_WORDS = 500
+
+
+class Gateway:
+    def __init__(self, options, stores, engine_ports):
+        self.options, self.url = options, f"http://{options.gateway}"
+        self.stores, self.workers = stores, [f"http://127.0.0.1:{port}" for port in engine_ports]
+        self.process = None
+
+    def start(self, strategy):
+        stores = json.dumps([f"http://{store.http}" for store in self.stores])
+        configuration = LAB / "stores.toml"
+        configuration.write_text(f'[gateway]\nmodel_folder = "{LAB}/tinymodel"\nmodel = "tiny"\nstores = {stores}\n'
+                                 f'[router]\nstrategy = "{strategy}"\n')
+        command = [self.options.kvasir, "gateway", "--config", str(configuration), "--listen", self.options.gateway]
+        for worker in self.workers:
+            command += ["--worker", worker]
+        with open(LAB / "gateway.log", "ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        engines.wait("the gateway", lambda: self.ready() == len(self.workers), 60)
+
+    def status(self):
+        return json.loads(engines.get(self.url, "/kvasir/status"))
+
+    def ready(self):
+        return sum(worker["ready"] for worker in self.status()["workers"])
+
+    def shared(self):
+        """Workers that share the stores, blocks of theirs that it knows, and blocks in all stores."""
+        told = self.status()["stores"]
+        (group,) = told["groups"] or [{"workers": 0, "indexed": 0}]
+        return group["workers"], group["indexed"], sum(store["blocks"] for store in told["stores"])
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+
+class Check:
+    def __init__(self, options):
+        self.options, self.failed = options, False
+        self.ports = [int(port) for port in options.ports.split(",")]
+        self.cores = options.cores.split(",")
+        self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
+        settings = SimpleNamespace(kvasir=options.kvasir, namespaces=False, transport=options.transport, disk=False)
+        self.stores = [shared.Pool(settings, number) for number in range(2)]
+        os.environ["KVASIR_NODES"] = json.dumps([f"{store.name}={store.address}" for store in self.stores])
+        self.chance = random.Random(options.seed)
+        self.gateway = Gateway(options, self.stores, self.ports)
+
+    def say(self, good, text):
+        print(f"  {'ok' if good else 'FAILED'}: {text}", flush=True)
+        self.failed |= not good
+
+    def up(self, parts):
+        for port, core, part in zip(self.ports, self.cores, parts):
+            if part is not None:
+                engines.start(port, core, part, *SMALL)
+        for url, part in zip(self.urls, parts):
+            if part is not None:
+                engines.wait("vLLM", lambda url=url: engines.get(url, "/health") == "", 300)
+                engines.warm_up(url)
+                # Its first prompts compile kernels.
+                for _ in range(2):
+                    self.ask(url, 400)
+        print("  vLLM is up", flush=True)
+
+    def ask(self, url, count, prompt=None):
+        text = prompt or words(self.chance, count)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0}
+        answer = chat(url, body)
+        if answer.status != 200 or answer.broken:
+            raise SystemExit(f"{url}: {answer.status} {answer.error or answer.broken}")
+        return answer
+
+    def read(self):
+        """Blocks that came from the stores; the engines' counters come with a step, at most once in a second."""
+        time.sleep(1.1)
+        for url in self.urls:
+            self.ask(url, 5)
+        return sum(int(engines.metric(url, "vllm:kvasir_store_far_read")) for url in self.urls)
+
+    def predicted(self, what, requests, seed):
+        before = self.read()
+        routing = pathlib.Path(__file__).with_name("routing.py")
+        command = [sys.executable, str(routing), self.gateway.url, "--requests", str(requests), "--conversations", "60",
+                   "--settle", SETTLE, "--seed", str(seed)]
+        good = subprocess.run(command).returncode == 0
+        read = self.read() - before
+        self.say(good, f"{what}: at least 99% of {requests} predictions are exact")
+        return read
+
+    def go(self):
+        print("two engines and two stores, requests in turn:")
+        for store in self.stores:
+            store.start()
+        self.up(["shared-small"] * 2)
+        self.gateway.start("round-robin")
+        waited = engines.wait("the engines' stores", lambda: self.gateway.shared()[0] == 2, KNOWN_SECONDS)
+        workers, known, held = self.gateway.shared()
+        print(f"  {workers} workers share stores {waited:.1f} s after the gateway's start; they hold {held} blocks, and it knows {known}")
+        read = self.predicted("with both stores", self.options.requests, self.options.seed)
+        self.say(read > 0, f"{read} blocks came from the stores")
+        workers, known, held = self.gateway.shared()
+        counted = sum(store.count("blocks") for store in self.stores)
+        self.say(held == counted, f"the gateway has been told of {held} blocks in the stores, which count {counted}; it knows {known}")
+        self.stores[1].kill()
+        time.sleep(FORGOTTEN_SECONDS)
+        left = self.gateway.shared()[2]
+        self.say(left == self.stores[0].count("blocks"), f"one store is killed: {left} blocks are left, all of the other's")
+        self.predicted("with one store of two", self.options.requests // 4, self.options.seed + 1)
+        self.gateway.stop()
+        self.stores[1].start()
+        self.follow()
+
+    def follow(self):
+        print("one engine with the stores, and one without:")
+        for port in self.ports:
+            engines.kill(port)
+        self.up(["shared", "alone"])
+        self.gateway.start("predicted-time")
+        prompts = [words(self.chance, FOLLOWING_WORDS) for _ in range(FOLLOWING)]
+        engines.wait("the engine's stores", lambda: self.gateway.shared()[0] == 1, KNOWN_SECONDS)
+        for prompt in prompts:
+            self.ask(self.urls[0], 0, prompt)
+        self.rest()
+        engines.kill(self.ports[0])
+        self.up(["shared", None])
+        engines.wait("the engine's stores", lambda: self.gateway.shared()[0] == 1 and self.gateway.ready() == 2, KNOWN_SECONDS)
+        # Enough first tokens that neither engine is new.
+        for _ in range(60):
+            self.ask(self.gateway.url, 60)
+        followed = exact = warm_up = 0
+        for prompt in prompts:
+            answer = self.ask(self.gateway.url, 0, prompt)
+            route = answer.headers.get("x-kvasir-route", "")
+            (worker,), (overlap,) = re.findall(r"\bworker=([^;]*)", route), re.findall(r"overlap_blocks=(\d+)/", route)
+            followed += worker.endswith(str(self.ports[0]))
+            exact += answer.cached == int(overlap) * 32 and answer.cached > 0
+            warm_up += "warm_up" in route
+        self.say(followed == FOLLOWING, f"{followed} of {FOLLOWING} prompts that lie in the stores alone went to the engine that has them "
+                 f"({warm_up} to warm an engine up)")
+        self.say(exact == followed, f"{exact} of these {followed} had as many cached tokens as predicted, and some")
+
+    def rest(self):
+        """Waits until the stores have all that was computed."""
+        before = -1
+        while (now := sum(store.count("registered_blocks_total") for store in self.stores)) != before:
+            before = now
+            time.sleep(2)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kvasir", required=True)
+    parser.add_argument("--ports", default="8101,8102")
+    parser.add_argument("--gateway", default="127.0.0.1:8200")
+    parser.add_argument("--cores", default="0,1")
+    parser.add_argument("--transport", default="shm", choices=("shm", "tcp"))
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1)
+    check = Check(parser.parse_args())
+    try:
+        check.go()
+    finally:
+        check.gateway.stop()
+        for store in check.stores:
+            if store.process is not None and store.process.poll() is None:
+                store.kill()
+    sys.exit(1 if check.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
