@@ -16,8 +16,8 @@ use kvstore_catalog::PolicyKind;
 use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
 use kvstore_io::testing::{MemoryEngine, MemoryFiles};
 use kvstore_store::{
-    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Moved, Offload, Onboard, Plan, Prompt, Store,
-    StoreBuilder, StoreConfig, TenantId,
+    DISK_META_BYTES_MAX, Description, DiskTier, HostTier, Moved, Offload, Onboard, Others, Plan, Prompt,
+    Store, StoreBuilder, StoreConfig, TenantId,
 };
 
 use super::slow::SlowEngine;
@@ -210,7 +210,7 @@ impl Rig {
                 queued_tokens: 0,
             };
             let started = Instant::now();
-            match self.store.plan(&prompt, false) {
+            match self.store.plan(&prompt, Others::Asked) {
                 Plan::Onboard { blocks: some, deadline } => {
                     chosen = some;
                     self.onboard(round * 2 + 1, some, blocks, deadline)?;

@@ -2,6 +2,7 @@
 //! other crate, chooses hardware and transports, and turns settings into configurations.
 
 mod admin;
+mod block_feed;
 mod compose;
 mod config_command;
 mod control_role;
@@ -15,7 +16,6 @@ mod engine_watch;
 mod etcd;
 mod exposure;
 mod gateway_role;
-mod held_blocks;
 mod http;
 mod inspect_command;
 mod kernel;

@@ -4,7 +4,7 @@
 //! one-sided reads (`store.pool` of memory), and values behind the Redis protocol (`host_tier` of memory). Both are cut into
 //! `store.slot`s. The disk (`disk_tier`) lies below the values, or, where the Redis protocol is off, below the pool. Values have
 //! names, not contents, for identities: they are not shared with other nodes, so the tiers of others are refused here.
-//! Gateways ask at `store.http` what the pool holds (`held_blocks`).
+//! Gateways ask at `store.http` what the pool holds (`block_feed`).
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +25,7 @@ use router_engines::exposition;
 use router_tls::PlainListener;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::held_blocks::HeldBlocks;
+use crate::block_feed::BlockFeed;
 use crate::store_values::StoredValues;
 use crate::tiers::{self, Blocks, TierCounters};
 use crate::{Common, compose, exposure, http, process, rails, worker_role};
@@ -59,7 +59,7 @@ struct Pool {
     counters: Arc<PoolCounters>,
     store: Arc<Store>,
     tiers: TierCounters,
-    held: Arc<HeldBlocks>,
+    feed: Arc<BlockFeed>,
 }
 
 async fn keep(settings: &Settings) -> Result<()> {
@@ -88,12 +88,12 @@ async fn keep(settings: &Settings) -> Result<()> {
     let (shown, asked) = (Arc::clone(&running), Arc::clone(&running));
     let mut router = Router::new();
     if let Some(pool) = &running.pool {
-        router = pool.held.router();
-        let (held, mut stopping) = (Arc::clone(&pool.held), stop.clone());
+        router = pool.feed.router();
+        let (feed, mut stopping) = (Arc::clone(&pool.feed), stop.clone());
         tokio::spawn(async move {
             // The sender lives as long as the process.
             let _gone = stopping.wait_for(Option::is_some).await;
-            held.close();
+            feed.close();
         });
     }
     let router = router.route("/health", get(move || std::future::ready(health(&asked)))).route(
@@ -151,7 +151,7 @@ fn pool(settings: &Settings) -> Result<Pool> {
         .with_context(|| "the pool's store; a disk of the Redis protocol's values cannot be a pool's, nor the other way round")?
         .context("store.pool has no slot")?;
     let name = &settings.store.name;
-    let held = HeldBlocks::follow(name, tiers::fresh_id(), &opened.survivors, moves)?;
+    let feed = BlockFeed::start(name, tiers::fresh_id(), &opened.survivors, moves)?;
     let rails = rails::open_server(settings, opened.store.slab(), settings.store.listen)?;
     let counters = Arc::new(PoolCounters::default());
     let config = PoolConfig { lease: settings.store.lease, ..PoolConfig::default() };
@@ -169,7 +169,7 @@ fn pool(settings: &Settings) -> Result<Pool> {
     if disk_slots > 0 {
         println!("Below it a disk of {disk_slots} slots, with {} blocks from before", opened.survivors.len());
     }
-    Ok(Pool { service, counters, store: opened.store, tiers: opened.counters, held })
+    Ok(Pool { service, counters, store: opened.store, tiers: opened.counters, feed })
 }
 
 /// Settings of a store without plans: neither values nor the blocks of a pool have tenants or conversations here.

@@ -497,8 +497,8 @@ typedef struct kvasir_kv_prompt {
     uint64_t held;                   /* blocks from its beginning that the engine has; at most 2^20 */
     uint64_t tokens;                 /* of the prompt; no less than its blocks have, and below 2^31 */
     uint64_t queued_tokens;          /* of other prompts, which the engine computes before this one; below 2^31 */
-    uint32_t may_fetch;              /* 1: the tiers that are not on this node come into question; 0: they have been asked */
-    uint32_t reserved;               /* 0 */
+    uint32_t may_fetch;              /* 1: the tiers that are not on this node come into question; 0: they have been asked; 2: see below */
+    uint32_t others;                 /* with `may_fetch` 2: so many identities, from the first on, are known to be there; else 0 */
     const kvasir_kv_group *groups;   /* beside the blocks above, which all layers need that are in none of them */
     size_t group_count;              /* at most 64; with groups `may_fetch` must be 0 */
 } kvasir_kv_prompt;

@@ -61,7 +61,7 @@ const _: () = {
     assert!(offset_of!(Prompt, identities) == 8 && offset_of!(Prompt, count) == 16);
     assert!(offset_of!(Prompt, held) == 24 && offset_of!(Prompt, tokens) == 32);
     assert!(offset_of!(Prompt, queued_tokens) == 40 && offset_of!(Prompt, may_fetch) == 48);
-    assert!(offset_of!(Prompt, reserved) == 52);
+    assert!(offset_of!(Prompt, others) == 52);
     assert!(offset_of!(Prompt, groups) == 56 && offset_of!(Prompt, group_count) == 64);
     assert!(size_of::<Group>() == 16 && align_of::<Group>() == 8);
     assert!(offset_of!(Group, identities) == 0 && offset_of!(Group, window_blocks) == 8);

@@ -333,9 +333,15 @@ static void submitted(kvasir_kv *kv) {
     prompt.bytes = 8;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
     prompt.bytes = sizeof prompt;
-    prompt.may_fetch = 2;
+    prompt.may_fetch = 3;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
-    prompt.may_fetch = 0;
+    prompt.may_fetch = 1;
+    prompt.others = 1;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_last_error(last, sizeof last) < sizeof last && strstr(last, "others") != NULL);
+    prompt.may_fetch = 2;
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == KVASIR_KV_LOAD);
+    prompt.may_fetch = prompt.others = 0;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, NULL) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_plan_prompt(kv, NULL, &plan) == KVASIR_KV_INVALID_ARGUMENT);
     /* Of a group the last block before the next one is needed: a load ends behind one that is stored. */

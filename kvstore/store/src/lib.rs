@@ -84,7 +84,7 @@ pub use memory::{BlockRead, HostBlock, NewSlot};
 pub use metrics::StoreCounters;
 pub use plan::{BandwidthLimit, ReturnConfig, Tier as BandwidthTier};
 pub use pool::StorePool;
-pub use shared::{LoadTimes, Plan, Prompt, PromptGroup};
+pub use shared::{LoadTimes, Others, Plan, Prompt, PromptGroup};
 pub use store::Store;
 
 /// Most bytes that a caller may keep with a block on the disk: the tokens of a block of 64 and some more.

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::plan::{
-    Choice, Exploration, ExplorationConfig, Group, PlanConfig, RecomputeModel, Request, Tier, TierSet,
-    TierSpeeds, plan,
+    Choice, Exploration, ExplorationConfig, Group, PlanConfig, PrefillEstimate, RecomputeModel, Request,
+    Tier, TierSet, TierSpeeds, plan,
 };
 use crossbeam_queue::SegQueue;
 use kvstore_block::BlockIdentity;
@@ -61,6 +61,17 @@ pub struct PromptGroup<'a> {
     pub chain: &'a [BlockIdentity],
     /// How many blocks are needed before the first one that is computed; `usize::MAX`: all of them.
     pub window_blocks: usize,
+}
+
+/// What is known of a prompt's blocks in the tiers of other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    /// They were asked: what they had is here.
+    Asked,
+    /// Nothing.
+    Unknown,
+    /// They hold so many blocks of the prompt's chain, from its first one on.
+    Hold(usize),
 }
 
 /// What to do with it.
@@ -138,6 +149,19 @@ pub(crate) struct Shared {
     origin: Instant,
 }
 
+impl Estimates {
+    /// Seconds that are saved if the first `fetched` of `tokens` tokens behind `context` need not be computed.
+    fn saved_s(&self, tokens: u32, context: u32, fetched: u32) -> f64 {
+        let expected = |tokens: u32, context: u32| PrefillEstimate {
+            tokens: tokens.into(),
+            seconds: self.recompute.expected(tokens, context, 0).as_secs_f64(),
+        };
+        let everything = expected(tokens, context);
+        let rest = expected(tokens.saturating_sub(fetched).max(1), context + fetched);
+        everything.seconds - self.recompute.optimistic_rest_s(rest, everything)
+    }
+}
+
 impl Shared {
     pub(crate) fn new(
         catalog: Arc<Catalog>,
@@ -209,7 +233,7 @@ impl Shared {
     }
 
     /// The plan, and what is to be read besides so that the disk's speed stays known.
-    pub(crate) fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> (Plan, Option<Probe>) {
+    pub(crate) fn plan(&self, prompt: &Prompt<'_>, others: Others) -> (Plan, Option<Probe>) {
         let now = Instant::now();
         // Long prompts are looked up without the lock: the store's thread takes it for every copy.
         let mut held = std::mem::take(&mut self.estimates().held);
@@ -250,16 +274,27 @@ impl Shared {
         let Request { block_bytes, block_tokens, prompt_tokens, device_blocks, queued_bytes, .. } = request;
         let Request { queued_tokens, previous, .. } = request;
         let available = held.len() - prompt.device_blocks;
-        let missing = prompt.chain.len() - available;
-        let nearest = self.others.first().filter(|_| may_ask && missing > 0);
+        let missing = match others {
+            Others::Asked => 0,
+            Others::Unknown => prompt.chain.len() - available,
+            Others::Hold(blocks) => blocks.min(prompt.chain.len()).saturating_sub(available),
+        };
+        let nearest = self.others.first().filter(|_| missing > 0);
         let question = nearest.map(|tier| {
             let context = (held.len() * prompt.block_tokens) as u32;
             let rest = (prompt.tokens as u32).saturating_sub(context);
             let compute = estimates.recompute.expected(rest, context, prompt.queued_tokens);
             let speed = &speeds[tier.index()];
-            let gain = compute.saturating_sub(speed.expected(bytes * missing as u64, 0)).as_secs_f64();
-            // The answer costs its latency whether anything is there or not.
-            (compute, gain * estimates.far_hit - speed.latency_s, speed.latency_s)
+            let fetch = speed.expected(bytes * missing as u64, 0);
+            let gain_s = match others {
+                Others::Hold(_) => {
+                    let fetched = (missing * prompt.block_tokens) as u32;
+                    estimates.saved_s(rest, context, fetched) - fetch.as_secs_f64()
+                }
+                // The answer costs its latency whether anything is there or not.
+                _ => compute.saturating_sub(fetch).as_secs_f64() * estimates.far_hit - speed.latency_s,
+            };
+            (compute, gain_s, speed.latency_s)
         });
         let probe = self.has_disk.then(|| {
             // What host memory has too would be found there.
@@ -333,9 +368,17 @@ impl Shared {
     pub(crate) fn observe_far(&self, tier: Tier, bytes: u64, elapsed: Duration, is_late: bool) {
         let mut estimates = self.estimates();
         match is_late {
-            true => estimates.speeds.observe_given_up(tier, bytes.max(1), elapsed, 0),
+            true if bytes == 0 => estimates.speeds.observe_no_answer(tier, elapsed),
+            true => estimates.speeds.observe_given_up(tier, bytes, elapsed, 0),
+            false if bytes == 0 => estimates.speeds.observe_empty(tier, elapsed),
             false => estimates.speeds.observe(tier, bytes, elapsed, 0),
         }
+    }
+
+    /// How long the tier is expected to take for nothing.
+    #[cfg(test)]
+    pub(crate) fn latency(&self, tier: Tier) -> Duration {
+        self.estimates().speeds.snapshot_of(tier).expected(0, 0)
     }
 
     /// A search in the tiers of other nodes is over.
@@ -365,12 +408,12 @@ mod tests {
     use crate::tiers::testing::{host_tiers, numbered_chain};
 
     /// Whether each of so many prompts is looked for on other nodes.
-    fn asked(shared: &Shared, prompts: usize) -> Vec<bool> {
+    fn asked(shared: &Shared, others: Others, prompts: usize) -> Vec<bool> {
         let chain = numbered_chain(1, 100);
         let (groups, tokens) = (&[][..], 1601);
         let prompt =
             Prompt { chain: &chain, groups, device_blocks: 0, tokens, block_tokens: 16, queued_tokens: 0 };
-        (0..prompts).map(|_| matches!(shared.plan(&prompt, true).0, Plan::AskOthers { .. })).collect()
+        (0..prompts).map(|_| matches!(shared.plan(&prompt, others).0, Plan::AskOthers { .. })).collect()
     }
 
     #[test]
@@ -379,16 +422,54 @@ mod tests {
         let shared = &tiers.shared;
         // 0.4 s to compute.
         (0..50).for_each(|_| shared.observe_prefill(1600, 0, Duration::from_millis(400)));
-        assert!(asked(shared, 10).iter().all(|asked| *asked), "nothing is known against them");
+        assert!(
+            asked(shared, Others::Unknown, 10).iter().all(|asked| *asked),
+            "nothing is known against them"
+        );
         let latency = Duration::from_millis(50);
         for _ in 0..200 {
             shared.observe_far(Tier::Remote, 4096, latency, false);
             shared.observe_search(false);
         }
-        let of_100 = asked(shared, 100).iter().filter(|asked| **asked).count();
+        let of_100 = asked(shared, Others::Unknown, 100).iter().filter(|asked| **asked).count();
         // A question costs an eighth of a prompt.
         assert!((15..=35).contains(&of_100), "{of_100} of 100");
         (0..50).for_each(|_| shared.observe_search(true));
-        assert!(asked(shared, 10).iter().all(|asked| *asked), "they have what is looked for again");
+        assert!(
+            asked(shared, Others::Unknown, 10).iter().all(|asked| *asked),
+            "they have what is looked for again"
+        );
+    }
+
+    #[test]
+    fn nodes_that_answer_at_once_are_asked_again_although_one_answer_was_late() {
+        let (tiers, _moved) = host_tiers(8, 4096, PolicyKind::Lru);
+        let shared = &tiers.shared;
+        (0..50).for_each(|_| shared.observe_prefill(1600, 0, Duration::from_millis(400)));
+        (0..50).for_each(|_| shared.observe_prefill(16, 0, Duration::from_millis(4)));
+        shared.observe_far(Tier::Remote, 0, Duration::from_millis(300), true);
+        let of_10 =
+            |shared: &Shared| asked(shared, Others::Hold(100), 10).iter().filter(|asked| **asked).count();
+        assert!(of_10(shared) < 10, "as far as is known they take 600 ms");
+        (0..4).for_each(|_| shared.observe_far(Tier::Remote, 0, Duration::from_millis(2), false));
+        assert_eq!(of_10(shared), 10);
+    }
+
+    #[test]
+    fn nodes_are_asked_for_what_they_are_known_to_hold_if_that_saves_more_than_it_takes() {
+        let (tiers, _moved) = host_tiers(8, 4096, PolicyKind::Lru);
+        let shared = &tiers.shared;
+        // 0.25 ms a token, 4 ms a block.
+        (0..50).for_each(|_| shared.observe_prefill(1600, 0, Duration::from_millis(400)));
+        (0..50).for_each(|_| shared.observe_prefill(16, 0, Duration::from_millis(4)));
+        for _ in 0..200 {
+            shared.observe_far(Tier::Remote, 4096, Duration::from_millis(50), false);
+            shared.observe_search(false);
+        }
+        let of_100 = |blocks| asked(shared, Others::Hold(blocks), 100).iter().filter(|asked| **asked).count();
+        // 50 ms are 12.5 blocks. What does not pay is still asked for now and then.
+        assert_eq!((of_100(50), of_100(0)), (100, 0), "whatever searches have found before");
+        assert!((15..=35).contains(&of_100(8)), "{}", of_100(8));
+        assert!(asked(shared, Others::Asked, 10).iter().all(|asked| !asked));
     }
 }

@@ -19,7 +19,7 @@ use crate::memory::{HostBlock, NewSlot};
 use crate::metrics::StoreCounters;
 use crate::mover::Message;
 use crate::quota;
-use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Plan, Prompt, Shared};
+use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Others, Plan, Prompt, Shared};
 
 /// Loads, searches and the like that may be inside at a time.
 const REQUESTS_MAX: usize = 16_384;
@@ -130,10 +130,10 @@ impl Store {
         self.shared.match_count(chain)
     }
 
-    /// What is best done with a prompt; the tiers of other nodes come into question when they `may` be `asked`.
+    /// What is best done with a prompt, given what is known of the tiers of other nodes.
     #[must_use]
-    pub fn plan(&self, prompt: &Prompt<'_>, may_ask: bool) -> Plan {
-        let (plan, probe) = self.shared.plan(prompt, may_ask);
+    pub fn plan(&self, prompt: &Prompt<'_>, others: Others) -> Plan {
+        let (plan, probe) = self.shared.plan(prompt, others);
         if let Some(probe) = probe {
             // What is not known today will be asked again.
             let _full = self.send(Job::Probe(probe));

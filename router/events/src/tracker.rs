@@ -197,7 +197,7 @@ impl Tracker {
         self.counters.orphans += outcome.parked;
         self.counters.left_out += outcome.refused;
         if let Some(shared) = &self.shared {
-            shared.described(index, self.member, &stored.hashes);
+            shared.resolve(index, self.member, &stored.hashes);
         }
     }
 }

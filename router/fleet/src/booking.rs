@@ -21,6 +21,8 @@ enum Leg {
 pub(crate) struct Expected {
     prompt_tokens: usize,
     cached_tokens: usize,
+    /// Of these at most so many are in the holder's own tiers.
+    own_tokens: usize,
     /// The leg whose answer tells them.
     told_by: Leg,
     /// The leg whose worker holds them, by the index.
@@ -38,7 +40,13 @@ impl Expected {
         match &route.prefill {
             None => {
                 let leg = Leg::Decode;
-                Some(Self { prompt_tokens, cached_tokens: found, told_by: leg, held_by: leg })
+                Some(Self {
+                    prompt_tokens,
+                    cached_tokens: found,
+                    own_tokens: found,
+                    told_by: leg,
+                    held_by: leg,
+                })
             }
             // Several prompts or choices, or a prefill that failed before: the counts add up in ways of the engine's own.
             Some(_) if wanted.without_prefill => None,
@@ -52,10 +60,26 @@ impl Expected {
     fn of_handoff(dialect: &dyn Dialect, prompt_tokens: usize, found: usize, held: usize) -> Self {
         if !dialect.decode_reports_both() {
             let leg = Leg::Prefill;
-            return Self { prompt_tokens, cached_tokens: found, told_by: leg, held_by: leg };
+            return Self {
+                prompt_tokens,
+                cached_tokens: found,
+                own_tokens: found,
+                told_by: leg,
+                held_by: leg,
+            };
         }
         let held_by = if held > found { Leg::Decode } else { Leg::Prefill };
-        Self { prompt_tokens, cached_tokens: found.max(held), told_by: Leg::Decode, held_by }
+        let cached_tokens = found.max(held);
+        Self { prompt_tokens, cached_tokens, own_tokens: cached_tokens, told_by: Leg::Decode, held_by }
+    }
+
+    /// The worker that computes the prompt and the one that generates have so many tokens of it in their own tiers.
+    pub(crate) fn of_own(mut self, computing: usize, decode: usize) -> Self {
+        self.own_tokens = match self.held_by {
+            Leg::Prefill => computing,
+            Leg::Decode => decode,
+        };
+        self
     }
 }
 
@@ -145,7 +169,9 @@ impl Booking {
             Leg::Decode => &self.decode,
         };
         let (run, audit) = (&holder.run, &holder.run.load.audit);
-        if audit.compare(expected.prompt_tokens, expected.cached_tokens, reported) && run.has_feed {
+        if audit.compare(expected.prompt_tokens, expected.cached_tokens, expected.own_tokens, reported)
+            && run.has_feed
+        {
             audit.resets.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(
                 worker = holder.worker.name,

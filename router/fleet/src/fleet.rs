@@ -8,7 +8,7 @@
 //! with that every snapshot, in a task that `apply` starts.
 //!
 //! Locks: `roster` orders changes; `joining` orders places in the index; a pool's `remaking` orders the lists of its ranks.
-//! No request takes any of them.
+//! No request takes any of them, nor those of `stores`, which are taken after `joining`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -179,14 +179,15 @@ const DRIFT_MAX: i64 = 250;
 const DRIFT_AFTER: u64 = 32;
 
 impl Audit {
-    /// Compares one request; true when the index has drifted so far that the worker's part must be made anew.
-    pub fn compare(&self, prompt: usize, predicted: usize, reported: usize) -> bool {
+    /// Compares one request; true when the index has drifted so far that the worker's part must be made anew. Of the predicted
+    /// tokens so many, `own`, are in its own tiers: what shared stores promise says nothing of the worker's part.
+    pub fn compare(&self, prompt: usize, predicted: usize, own: usize, reported: usize) -> bool {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.exact.fetch_add(u64::from(predicted == reported), Ordering::Relaxed);
         self.predicted_tokens.fetch_add(predicted as u64, Ordering::Relaxed);
         self.reported_tokens.fetch_add(reported as u64, Ordering::Relaxed);
         // More than predicted is no lie: it was computed or brought back in the meantime.
-        let missing = (predicted.saturating_sub(reported) * 1000 / prompt.max(1)) as i64;
+        let missing = (predicted.min(own).saturating_sub(reported) * 1000 / prompt.max(1)) as i64;
         let before = self.drift.load(Ordering::Relaxed);
         let drift = before + (missing * 16 - before) / 16;
         self.drift.store(drift, Ordering::Relaxed);
@@ -207,10 +208,16 @@ mod tests {
     #[test]
     fn only_broken_promises_are_drift() {
         let audit = Audit::default();
-        assert!((0..1000).all(|_| !audit.compare(1000, 200, 900)), "more than promised");
-        assert!((0..1000).all(|number| !audit.compare(1000, 500, if number % 10 == 0 { 0 } else { 500 })));
-        let reset = (0..1000).position(|_| audit.compare(1000, 800, 0));
+        assert!((0..1000).all(|_| !audit.compare(1000, 200, 200, 900)), "more than promised");
+        assert!((0..1000).all(|_| !audit.compare(1000, 900, 100, 100)), "the stores' promise");
+        assert!((0..1000).all(|number| !audit.compare(
+            1000,
+            500,
+            500,
+            if number % 10 == 0 { 0 } else { 500 }
+        )));
+        let reset = (0..1000).position(|_| audit.compare(1000, 800, 800, 0));
         assert!(reset.is_some_and(|after| after < 40), "{reset:?}");
-        assert!((0..DRIFT_AFTER).all(|_| !audit.compare(1000, 800, 0)), "a new start is given time");
+        assert!((0..DRIFT_AFTER).all(|_| !audit.compare(1000, 800, 800, 0)), "a new start is given time");
     }
 }

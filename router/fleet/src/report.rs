@@ -8,8 +8,10 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use router_engines::dialect::SharedStores;
+
 use crate::fleet::Fleet;
-use crate::worker::Worker;
+use crate::worker::{Worker, WorkerRun};
 
 /// A report that takes longer is given up, and asked for again.
 const REPORT_WITHIN: Duration = Duration::from_secs(30);
@@ -21,6 +23,41 @@ pub(crate) async fn report(fleet: Weak<Fleet>, worker: Arc<Worker>) {
         () = worker.removed() => {}
         () = ask(&fleet, &worker, interval) => {}
     }
+}
+
+/// Takes over which stores a worker shares, if that has changed.
+async fn share_stores(
+    fleet: Arc<Fleet>,
+    worker: &Worker,
+    runs: &Arc<Vec<Arc<WorkerRun>>>,
+    told: Vec<Option<SharedStores>>,
+) {
+    let told = told.into_iter().chain(std::iter::repeat(None));
+    let news: Vec<_> = runs
+        .iter()
+        .cloned()
+        .zip(told)
+        .filter(|(run, stores)| !fleet.stores.is_known(run, stores.as_ref()))
+        .collect();
+    if news.is_empty() {
+        return;
+    }
+    // A run that has ended meanwhile is not to join again.
+    let _turn = fleet.joining.lock().await;
+    if !Arc::ptr_eq(runs, &worker.runs.load_full()) {
+        return;
+    }
+    let by = Arc::clone(&fleet);
+    let joined = tokio::task::spawn_blocking(move || {
+        for (run, stores) in news {
+            by.stores.leave(&by.index, &run);
+            if let Some(stores) = stores {
+                by.stores.join(&by.index, &run, &stores);
+            }
+        }
+    });
+    // It fails with the runtime only.
+    drop(joined.await);
 }
 
 async fn ask(fleet: &Weak<Fleet>, worker: &Worker, interval: Duration) {
@@ -46,14 +83,7 @@ async fn ask(fleet: &Weak<Fleet>, worker: &Worker, interval: Duration) {
             run.reorder();
         }
         if let Some(fleet) = fleet.upgrade() {
-            // A run that has ended meanwhile is not to join again.
-            let _turn = fleet.joining.lock().await;
-            if Arc::ptr_eq(&runs, &worker.runs.load_full()) {
-                for (run, shared) in runs.iter().zip(&report.stores) {
-                    let Some(shared) = shared else { continue };
-                    fleet.stores.join(&fleet.index, run, shared);
-                }
-            }
+            share_stores(fleet, worker, &runs, report.stores).await;
         }
         let other_run = match (first.description.instance, report.instance) {
             (Some(before), Some(now)) => before != now,

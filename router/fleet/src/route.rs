@@ -28,6 +28,8 @@ const BUFFERS_MAX: usize = 256;
 const SCANNED_MAX: usize = 48;
 /// Of a larger pool: ranks that hold most of the prefix.
 const HOLDERS_MAX: usize = 8;
+/// Members of the index that are looked at for those: some are shared stores.
+const HOLDERS_SEEN_MAX: usize = 16;
 /// Of a larger pool: the least loaded ranks.
 const LEAST_LOADED_MAX: usize = 8;
 /// Ranks that are looked at to find those.
@@ -56,6 +58,9 @@ pub struct Route {
     pub looked_up_in: Duration,
     /// Blocks that have to come from the prefill worker.
     pub moved_blocks: u32,
+    /// Leading blocks in the stores that the worker shares with others; `None` if it has none, or another worker computes the
+    /// prompt.
+    pub shared_blocks: Option<u32>,
     is_warm_up: bool,
 }
 
@@ -241,7 +246,7 @@ impl Chooser {
         };
         let decoding = pick(Phase::Decode, &can_decode, 0.0)?;
         let decode = decoding.rank;
-        let held_blocks = decode.run.found(overlaps);
+        let held_blocks = decode.run.leading_any(overlaps);
         let held = (held_blocks as usize * block_tokens).min(tokens.len());
         let needs_prefill = decode.run.needs_prefill();
         let is_split = needs_prefill
@@ -269,9 +274,9 @@ impl Chooser {
         let is_warm_up = decoding.is_warm_up;
         let runner_up = computing.runner_up.map(|(runner, candidate)| {
             let seconds = PredictedTime.cost(&request, &candidate).total;
-            (runner.run.identity, runner.run.found(overlaps), seconds as f32 * 1e3)
+            (runner.run.identity, runner.run.leading_any(overlaps), seconds as f32 * 1e3)
         });
-        let holds = computing.rank.run.found(overlaps);
+        let holds = computing.rank.run.leading_any(overlaps);
         let considered = computing.among;
         let mut route = Route {
             blocks: request.blocks(),
@@ -282,13 +287,19 @@ impl Chooser {
             hashed_in: hashed.duration_since(started),
             looked_up_in: looked_up.duration_since(hashed),
             moved_blocks: if prefill.is_some() { moved_blocks } else { 0 },
+            shared_blocks: match prefill {
+                None => decode.run.shared_stores().map(|shared| overlaps.any(shared)),
+                Some(_) => None,
+            },
             is_warm_up,
             decode: decode.clone(),
-            prefill: prefill.map(|chosen| chosen.rank.clone()),
+            prefill: prefill.as_ref().map(|chosen| chosen.rank.clone()),
         };
         let found = seen.saved_blocks(&request).iter().sum::<u32>() as usize * block_tokens;
-        let booking =
-            Booking::new(&route, features(&request, &seen), Expected::new(&route, wanted, found, held));
+        let own = |rank: &RankRef| overlaps.any(rank.run.member) as usize * block_tokens;
+        let expected = Expected::new(&route, wanted, found, held)
+            .map(|expected| expected.of_own(own(computing.rank), own(decode)));
+        let booking = Booking::new(&route, features(&request, &seen), expected);
         let now = Instant::now();
         route.decided_in = now.duration_since(started);
         let decision = Decision {
@@ -338,7 +349,7 @@ impl Chooser {
             let run = &roster[place as usize].run;
             let cost = PredictedTime.cost(&request, candidate);
             json!({
-                "worker": run.name, "role": run.role.name(), "overlap_blocks": run.found(overlaps),
+                "worker": run.name, "role": run.role.name(), "overlap_blocks": run.leading_any(overlaps),
                 "overlap_blocks_by_tier": candidate.leading, "uncached_tokens": candidate.uncached_tokens(&request),
                 "requests": candidate.requests, "queued_tokens": candidate.queued_tokens,
                 "decoding_blocks": candidate.decoding_blocks, "is_cold": candidate.is_cold,
@@ -437,9 +448,13 @@ impl Look<'_> {
     /// The ranks that hold most of the prefix, then the least loaded.
     fn gather_best(&self, phase: Phase, turn: usize, candidates: &mut Vec<Candidate>, places: &mut Vec<u32>) {
         let now = Instant::now();
-        let mut holders = [(self.roster[0].run.member, 0); HOLDERS_MAX];
+        let mut holders = [(self.roster[0].run.member, 0); HOLDERS_SEEN_MAX];
         let count = self.overlaps.deepest(turn, &mut holders);
+        holders[..count].sort_unstable_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
         for (member, _) in &holders[..count] {
+            if candidates.len() == HOLDERS_MAX {
+                break;
+            }
             if let Some(place) = self.roster.place_of(*member)
                 && self.is_able(&self.roster[place])
                 && !self.is_avoided(&self.roster[place], now)

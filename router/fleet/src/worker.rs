@@ -5,8 +5,8 @@
 //! [`RankRef`]s. A run that ends gives its place in the index back; nothing that was learned of it is left.
 
 use std::cell::OnceCell;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -16,7 +16,7 @@ use router_engines::dialect::{Description, EngineLoad, Role, TransferReport};
 use router_engines::upstream::Upstream;
 use router_events::follower::Follower;
 use router_policy::TIERS;
-use router_radix::{Member, Overlaps};
+use router_radix::{Member, Overlaps, Tier};
 use router_tls::ClientTls;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -42,8 +42,8 @@ pub struct WorkerRun {
     pub role: Role,
     /// The rank's number in the index.
     pub member: Member,
-    /// What it finds in the stores that it shares with others: its number in the index.
-    shared: OnceLock<Member>,
+    /// The member of the index for the stores that it shares with others, as its array index plus one; 0: none.
+    shared_stores: AtomicU32,
     /// What it can take, by what the engine said.
     pub capacity: Capacity,
     /// Hash of the name.
@@ -81,24 +81,30 @@ pub struct WorkerRun {
 const _: () = assert!(std::mem::offset_of!(WorkerRun, load) == 64 && Load::HOT_BYTES <= 64);
 
 impl WorkerRun {
-    /// What it finds in the stores that it shares with others, by its number in the index.
+    /// The member of the index for the stores that it shares with others.
     #[must_use]
-    pub fn shared(&self) -> Option<Member> {
-        self.shared.get().copied()
+    #[inline]
+    pub fn shared_stores(&self) -> Option<Member> {
+        // Relaxed: whoever misses a change counts as if it had come before it.
+        let number = self.shared_stores.load(Ordering::Relaxed) as usize;
+        number.checked_sub(1).and_then(Member::from_index)
     }
 
-    pub(crate) fn set_shared(&self, member: Member) {
-        // What was set first stays.
-        let _set = self.shared.set(member);
+    pub(crate) fn set_shared_stores(&self, member: Option<Member>) {
+        self.shared_stores.store(member.map_or(0, |member| member.index() as u32 + 1), Ordering::Relaxed);
     }
 
-    /// Leading blocks of a prompt that it finds in each tier or a faster one. The stores that it shares with others are the last.
+    /// Leading blocks of a prompt that it finds in each tier or a faster one; stores that it shares with others are remote.
+    ///
+    /// A prefix of which the worker alone holds one part and the stores alone another counts as the longer of what each of them
+    /// holds from the first block on.
     #[must_use]
     #[inline]
     pub(crate) fn leading(&self, overlaps: &Overlaps) -> [u32; TIERS] {
+        const REMOTE: usize = Tier::Remote as usize;
         let mut leading = overlaps.tiers(self.member);
-        if let Some(shared) = self.shared.get() {
-            leading[TIERS - 1] = leading[TIERS - 1].max(overlaps.any(*shared));
+        if let Some(shared) = self.shared_stores() {
+            leading[REMOTE] = leading[REMOTE].max(overlaps.any(shared));
         }
         leading
     }
@@ -106,8 +112,8 @@ impl WorkerRun {
     /// Leading blocks of a prompt that it finds anywhere.
     #[must_use]
     #[inline]
-    pub(crate) fn found(&self, overlaps: &Overlaps) -> u32 {
-        self.leading(overlaps)[TIERS - 1]
+    pub(crate) fn leading_any(&self, overlaps: &Overlaps) -> u32 {
+        self.leading(overlaps)[Tier::Remote as usize]
     }
 
     /// A prompt with these block hashes goes there.
@@ -196,7 +202,7 @@ impl WorkerRun {
             rank: parts.rank,
             role: parts.role,
             member: parts.member,
-            shared: OnceLock::new(),
+            shared_stores: AtomicU32::new(0),
             load: Load::default(),
             reported: Reported::default(),
             transfers: ArcSwapOption::empty(),

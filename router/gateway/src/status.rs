@@ -21,7 +21,11 @@ use crate::service::{json_response, unix_millis};
 
 /// `GET /kvasir/status`.
 pub(crate) async fn status(State(gateway): State<Arc<Gateway>>) -> Response {
-    json_response(StatusCode::OK, status_of(&gateway).to_string())
+    // It may wait for the index's writer, and for a store's large answer that is being taken over.
+    match tokio::task::spawn_blocking(move || status_of(&gateway).to_string()).await {
+        Ok(status) => json_response(StatusCode::OK, status),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
 }
 
 /// `GET /kvasir/history`: the last hour of counters.
@@ -45,7 +49,7 @@ fn status_of(gateway: &Gateway) -> Value {
     status["started_unix"] = json!(gateway.started);
     status["index"] = json!({ "blocks": usage.entries, "bytes": usage.bytes, "nodes": usage.nodes });
     status["workers"] = json!(workers);
-    status["stores"] = stores_status(gateway);
+    status["shared_stores"] = stores_status(gateway);
     let (finished, lengths) = gateway.lengths.recent();
     status["lengths"] = json!({ "count": finished, "recent": lengths });
     status["plan"] = json!(gateway.plan.load().as_deref());
@@ -58,7 +62,7 @@ fn stores_status(gateway: &Gateway) -> Value {
     let store = |store: StoreStatus| json!({ "url": store.url, "name": store.name, "answers": store.answers, "blocks": store.blocks });
     let group = |group: GroupStatus| {
         json!({
-            "stores": group.stores, "workers": group.workers, "indexed": group.blocks, "waiting": group.waiting,
+            "stores": group.stores, "workers": group.workers, "indexed": group.blocks, "unresolved": group.unresolved,
         })
     };
     let (stores, groups) = (fleet.stores.status(), fleet.stores.groups(&fleet.index));

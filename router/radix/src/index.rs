@@ -22,6 +22,12 @@ impl Member {
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
+
+    /// The member with this array index; `None` from [`MEMBERS_MAX`] on.
+    #[must_use]
+    pub fn from_index(index: usize) -> Option<Self> {
+        u16::try_from(index).ok().filter(|_| index < MEMBERS_MAX).map(Self)
+    }
 }
 
 /// What readers and the writer share.
@@ -253,17 +259,17 @@ impl IndexWriter<'_> {
         self.0.stored_as((member, tier), member, keys, &mut Vec::new())
     }
 
-    /// The same for blocks that another member has under these names, `names`. Those that it does not have are left out, and go
-    /// to `unknown`.
+    /// The same for blocks that another member, `source`, holds under these keys. What could not be placed goes to `unplaced`:
+    /// blocks that it does not hold (counted as unknown), and at the memory bound new ones (refused).
     pub fn stored_as(
         &mut self,
         member: Member,
         tier: Tier,
-        names: Member,
+        source: Member,
         keys: &[EngineHash],
-        unknown: &mut Vec<EngineHash>,
+        unplaced: &mut Vec<EngineHash>,
     ) -> Outcome {
-        self.0.stored_as((member, tier), names, keys, unknown)
+        self.0.stored_as((member, tier), source, keys, unplaced)
     }
 
     /// The member has one copy less of each of these blocks in `tier`.

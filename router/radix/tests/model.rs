@@ -99,6 +99,8 @@ struct Rig {
     members: Vec<Member>,
     model: Vec<HashMap<usize, [u32; 4]>>,
     lookups: u64,
+    /// Blocks placed by the keys of another member.
+    placed_as: u64,
 }
 
 impl Rig {
@@ -117,6 +119,7 @@ impl Rig {
             members,
             model: vec![HashMap::new(); workers],
             lookups: 0,
+            placed_as: 0,
         }
     }
 
@@ -152,8 +155,9 @@ impl Rig {
     fn store_as(&mut self, worker: usize, tier: Tier, other: usize, blocks: &[usize]) {
         let keys: Vec<u64> = blocks.iter().map(|&at| key(other, at)).collect();
         let mut unknown = Vec::new();
-        let (member, names) = (self.members[worker], self.members[other]);
-        let outcome = self.index.write().stored_as(member, tier, names, &keys, &mut unknown);
+        let (member, source) = (self.members[worker], self.members[other]);
+        let outcome = self.index.write().stored_as(member, tier, source, &keys, &mut unknown);
+        self.placed_as += (keys.len() - unknown.len()) as u64;
         assert_eq!((outcome.unknown, outcome.refused), (unknown.len() as u64, 0), "seed {}", self.seed);
         for &at in blocks {
             if unknown.contains(&key(other, at)) {
@@ -345,7 +349,7 @@ fn run(seed: u64, workers: usize, size: usize, branch_one_in: usize, steps: usiz
             rig.check_held();
         }
     }
-    assert!(rig.lookups > steps as u64 / 20);
+    assert!(rig.lookups > steps as u64 / 20 && rig.placed_as > steps as u64 / 100);
     rig.forget_all();
     let usage = rig.index.write().usage();
     assert_eq!((usage.nodes, usage.entries), (0, 0), "seed {seed}: everything is gone");

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
 use dataplane_transfer::{Command, Notice, Outcome, TransferService};
-use kvstore_store::{Moved, Onboard, Plan, Prepare, Prompt};
+use kvstore_store::{Moved, Onboard, Others, Plan, Prepare, Prompt};
 use router_openai::Finish;
 use router_tokens::ModelText;
 use tools_grammar::StepError;
@@ -332,7 +332,8 @@ impl Scheduler {
             queued_tokens: self.queued_tokens(),
         };
         let request = sequence.id;
-        let (blocks, deadline) = match store.plan(&prompt, !sequence.others_asked) {
+        let others = if sequence.others_asked { Others::Asked } else { Others::Unknown };
+        let (blocks, deadline) = match store.plan(&prompt, others) {
             Plan::Recompute => (0, Instant::now()),
             Plan::Onboard { blocks, deadline } => (blocks, deadline),
             Plan::AskOthers { deadline } => {

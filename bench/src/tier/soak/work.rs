@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
 use kvstore_io::testing::Random;
-use kvstore_store::{Description, HostBlock, Offload, Onboard, Plan, Prompt, TenantId, Throttled};
+use kvstore_store::{Description, HostBlock, Offload, Onboard, Others, Plan, Prompt, TenantId, Throttled};
 
 use super::content;
 use super::rig::{
@@ -171,7 +171,7 @@ impl Worker {
             block_tokens: BLOCK_TOKENS,
             queued_tokens: 0,
         };
-        let (blocks, deadline) = match self.rig.store.plan(&prompt, false) {
+        let (blocks, deadline) = match self.rig.store.plan(&prompt, Others::Asked) {
             Plan::Onboard { blocks, deadline } => (blocks, deadline),
             // Brought in all the same: this is about bytes, not about time.
             Plan::Recompute | Plan::AskOthers { .. } => (held, Instant::now() + PATIENCE),

@@ -162,6 +162,13 @@ class Leg:
         return cls(transfer, source.of_process(first)) if kind == "decode" and source is not None else None
 
 
+def shared_blocks(request: Any) -> int | None:
+    """How many blocks of the prompt, from its first one on, the gateway knows to be in stores that engines share; None: it did not say."""
+    params = getattr(request, "kv_transfer_params", None)
+    blocks = params.get("kvasir_shared_blocks") if isinstance(params, Mapping) else None
+    return blocks if _is_number(blocks, 1 << 32) else None
+
+
 def host(folder: str) -> str:
     """Equal in processes that can share memory: one boot of one machine, and one folder for the sockets."""
     try:

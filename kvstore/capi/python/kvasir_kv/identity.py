@@ -21,6 +21,8 @@ from .library import IDENTITY_BYTES
 _log = logging.getLogger("vllm.kvasir_kv")
 
 _TAG_BYTES = 2
+"""Enough to route by: a gateway takes blocks of one key in 65,536 for those of another."""
+
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 """Of each file of weights, spread evenly: 256 KiB are read."""
 
@@ -41,7 +43,8 @@ def identities(of_key: bytes, hashes: Iterable[bytes]) -> bytes:
     """The names of blocks, one after the other, from the engine's hashes.
 
     The second half of a name is the end of the hash, by which the engine's events call a block without a salt (`engine_hash`). The
-    first tells it from blocks of the same tokens under other facts; it begins with the key's `tag`.
+    first tells it from blocks of the same tokens under other facts; it begins with the key's `tag`. Of blocks under one key 112 bits
+    differ.
     """
     blake2b, half, start = hashlib.blake2b, IDENTITY_BYTES // 2, of_key[:_TAG_BYTES]
     rest = half - _TAG_BYTES

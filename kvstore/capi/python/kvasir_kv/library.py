@@ -185,7 +185,7 @@ class _Prompt(ctypes.Structure):
         ("tokens", ctypes.c_uint64),
         ("queued_tokens", ctypes.c_uint64),
         ("may_fetch", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("others", ctypes.c_uint32),
         ("groups", ctypes.POINTER(_Group)),
         ("group_count", ctypes.c_size_t),
     ]
@@ -422,15 +422,19 @@ class Store:
         queued_tokens: int,
         may_fetch: bool,
         groups: Sequence[tuple[bytes, int]] = (),
+        others: int | None = None,
     ) -> Plan:
         """What is best done with a prompt of so many tokens, of which the engine has `held` blocks and `identities` name the next.
 
         The engine computes `queued_tokens` of other prompts before. `may_fetch`: other nodes were not asked yet. `groups` are the
         identities of further groups of layers, as many each, with the number of blocks before the first computed one that each needs.
+        `others`: how many of the identities, from the first on, other nodes are known to hold; None: not known.
         """
         size, count = ctypes.sizeof(_Prompt), _count(identities)
         array = (_Group * len(groups))(*groups)
-        prompt = _Prompt(size, block_tokens, identities, count, held, tokens, queued_tokens, may_fetch, 0, array, len(groups))
+        is_known = may_fetch and others is not None
+        fetch, there = (2, min(others or 0, count)) if is_known else (may_fetch, 0)
+        prompt = _Prompt(size, block_tokens, identities, count, held, tokens, queued_tokens, fetch, there, array, len(groups))
         plan = _Plan()
         self._library.call("plan_prompt", self._handle, ctypes.byref(prompt), ctypes.byref(plan))
         return Plan(Operation(plan.operation) if plan.operation else None, plan.blocks, plan.deadline_us / 1e6)

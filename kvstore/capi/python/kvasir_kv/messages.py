@@ -84,6 +84,8 @@ class Question:
     groups: list[tuple[list[bytes], int]] = field(default_factory=list)
     tenant: int = 0
     """Whose share of the tiers blocks count against that are brought here."""
+    others: int | None = None
+    """How many blocks of the prompt, from its first one on, other nodes are known to hold; None: not known."""
 
     @property
     def wanted(self) -> list[bytes]:

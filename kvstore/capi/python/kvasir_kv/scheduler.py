@@ -412,6 +412,11 @@ class Scheduler:
                 tracked.is_stale = True
         return True
 
+    @property
+    def was_reset(self) -> bool:
+        """Whether names have had a salt since a reset."""
+        return bool(self._epoch)
+
     def take_tiers(self) -> list[TierChange]:
         """What the tiers of the workers' stores have gained and lost since the last call, in its order."""
         tiers, self._tiers = self._tiers, []
@@ -587,7 +592,8 @@ class Scheduler:
             for group, window in enumerate(self._windows)
             if group != self._prefix_group
         ]
-        return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch, groups, tracked.tenant)
+        others = handoff.shared_blocks(tracked.request)
+        return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch, groups, tracked.tenant, others)
 
     def _offer(self, tracked: _Tracked, computed: int, blocks_of: BlocksOf) -> None:
         """Saves the blocks that a request completes in this step, and those that had to wait.

@@ -21,6 +21,7 @@ Tested on a CPU. The path for CUDA differs only in what `vllm_engine.memory_of` 
 layer that is handed over among it, and in the library's copies; it has not been run with vLLM on a GPU.
 """
 
+import functools
 import os
 import time
 from collections.abc import Iterable
@@ -52,6 +53,7 @@ from .vllm_engine import (
     adapter_salt,
     group_facts,
     handoff_facts,
+    has_stable_hashes,
     memory_of,
     refuse,
     refuse_sharing,
@@ -265,6 +267,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             # The engine asks for these whenever the result of a step has come.
             self._scheduler.step_finished()
             stats = KvasirStats.of(self._scheduler.take_counters())
+            if self._scheduler.was_reset:
+                stats.unset_shared()
         else:
             stats = KvasirStats.of(self._working.take_counters())
             if time.monotonic() - self._statistics_at >= _STATISTICS_SECONDS:
@@ -272,9 +276,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 name = worker_name(self._vllm_config)
                 working = self._working
                 stats.add_store(name, working.statistics(), working.rail_statistics(), working.stage_times())
-                # The tiers' events are the first worker's, too.
-                if (stores := self._settings.shared_stores) and self._tells_tiers:
-                    stats.tell_shared(stores, working.tag)
+                # A gateway can resolve only the names of rank 0, whose tiers' events it gets.
+                if self._tells_tiers and has_stable_hashes() and (stores := self._settings.shared_stores):
+                    stats.set_shared(stores, working.tag)
         return None if stats.is_empty() else stats
 
     @classmethod
@@ -307,7 +311,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(told, KvasirMetadata)
         return told.step
 
-    @property
+    @functools.cached_property
     def _tells_tiers(self) -> bool:
         """Whether this worker tells what its store's tiers gain and lose: the first, when anybody listens to the engine's events."""
         events, is_first = self._vllm_config.kv_events_config, int(self._vllm_config.parallel_config.rank) == 0

@@ -87,8 +87,13 @@ def refuse(config: "VllmConfig", caches: "KVCacheConfig") -> None:
         problems.append(f'"kv_load_failure_policy" is {policy!r}: a lost block would end a request; set "recompute"')
     if problems:
         raise ValueError("KvasirConnector: " + "; ".join(problems))
-    if not hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") and "PYTHONHASHSEED" not in os.environ:
+    if not has_stable_hashes():
         logger.warning("This vLLM names blocks anew at each start; set PYTHONHASHSEED to find them after a restart.")
+
+
+def has_stable_hashes() -> bool:
+    """Whether other processes hash the same tokens to the same names."""
+    return hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") or "PYTHONHASHSEED" in os.environ
 
 
 def refuse_sharing(caches: "KVCacheConfig", settings: Settings) -> None:
@@ -243,6 +248,7 @@ def worker_facts(
         "shard": [parallel.rank // replicas, parallel.world_size, parallel.tensor_parallel_size],
         "layout": layout_facts,
         "attention": [[name, _backend(layers.get(name))] for name in tensors],
+        "hash_seed": os.environ.get("PYTHONHASHSEED", ""),
         "vllm": vllm_version,
         "machine": _machine(),
     }

@@ -54,8 +54,8 @@ class KvasirStats(KVConnectorStats):
     """Counters add up; of each worker's store the last values hold.
 
     `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}, "rails": {worker: {rail: {name: value}}},
-    "stages": {worker: {stage: times}}, "shared": {"stores": names, "tag": tag}}`, with times as `Store.stage_times` has them, and
-    "shared" empty where nothing is shared.
+    "stages": {worker: {stage: times}}, "shared": {"stores": names, "tag": tag, "was_reset": True}}`, with times as
+    `Store.stage_times` has them, and each key of "shared" only where it is known.
     """
 
     @classmethod
@@ -78,9 +78,13 @@ class KvasirStats(KVConnectorStats):
         self.data["rails"][worker] = rails
         self.data["stages"][worker] = stages
 
-    def tell_shared(self, stores: list[str], tag: str) -> None:
+    def set_shared(self, stores: list[str], tag: str) -> None:
         """Adds which stores the engine shares with others, and how the names of its first worker's blocks begin."""
-        self.data["shared"] = {"stores": ",".join(stores), "tag": tag}
+        self.data["shared"] |= {"stores": ",".join(stores), "tag": tag}
+
+    def unset_shared(self) -> None:
+        """Since a reset the engine's events do not name the blocks that it finds in shared stores."""
+        self.data["shared"] |= {"was_reset": True}
 
     def reset(self) -> None:
         self.data: dict[str, Any] = {"counters": {}, "stores": {}, "rails": {}, "stages": {}, "shared": {}}
@@ -142,12 +146,14 @@ class KvasirMetrics(KVConnectorPromMetrics):
     are gauges: the library has counted them already.
 
     `vllm:kvasir_data_plane` tells gateways by its labels where the first process of each data-parallel rank listens;
-    `vllm:kvasir_shared_stores` which stores it shares with other engines, and how the names of its blocks there begin.
+    `vllm:kvasir_shared_stores` which stores it shares with other engines, and how the names of its blocks there begin; it is 0 since
+    a reset of the cache.
     """
 
     def __init__(self, vllm_config: Any, *arguments: Any) -> None:
         super().__init__(vllm_config, *arguments)
         self._tell_data_plane(vllm_config)
+        self._told_shared: dict[int, dict[str, Any]] = {}
         self._shared = self._gauge_cls(
             name="vllm:kvasir_shared_stores",
             documentation="Stores that an engine shares with others: in the labels.",
@@ -216,8 +222,10 @@ class KvasirMetrics(KVConnectorPromMetrics):
         labels = self.per_engine_labelvalues[engine_idx]
         for name, count in transfer_stats_data["counters"].items():
             self._counters[name].labels(*labels).inc(count)
-        if shared := transfer_stats_data.get("shared"):
-            self._shared.labels(*labels, shared["stores"], shared["tag"]).set(1)
+        shared = self._told_shared.setdefault(engine_idx, {})
+        shared |= transfer_stats_data.get("shared", {})
+        if "tag" in shared:
+            self._shared.labels(*labels, shared["stores"], shared["tag"]).set(0 if "was_reset" in shared else 1)
         for worker, values in transfer_stats_data["stores"].items():
             for name, value in values.items():
                 self._values[name].labels(*labels, worker).set(value)

@@ -142,7 +142,8 @@ class Worker:
         groups = [(identity.identities(self._key, hashes), window) for hashes, window in question.groups]
         tokens, block_tokens, queued = question.tokens, question.block_tokens, question.queued_tokens
         try:
-            return self._store.plan(names, question.held, tokens, block_tokens, queued, may_fetch, groups)
+            others = None if question.others is None else max(question.others - question.held, 0)
+            return self._store.plan(names, question.held, tokens, block_tokens, queued, may_fetch, groups, others)
         except StoreError as problem:
             self._failed("plan", str(problem))
             return Plan(None)

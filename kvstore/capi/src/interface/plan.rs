@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_store::{Plan, Prompt as StorePrompt, PromptGroup};
+use kvstore_store::{Others, Plan, Prompt as StorePrompt, PromptGroup};
 
 use super::boundary::{Handle, elements, guarded, invalid, tell, versioned};
 use super::paged::{FETCH, LOAD};
@@ -53,10 +53,10 @@ pub struct Prompt {
     pub tokens: u64,
     /// Prompt tokens that the engine computes before.
     pub queued_tokens: u64,
-    /// 1: a fetch may be the answer.
+    /// 1 or 2: a fetch may be the answer.
     pub may_fetch: u32,
-    /// Must be zero.
-    pub reserved: u32,
+    /// With `may_fetch` 2: how many of the identities, from the first on, other nodes hold.
+    pub others: u32,
     /// Groups of layers with blocks of their own.
     pub groups: *const Group,
     /// Number of groups.
@@ -106,14 +106,14 @@ unsafe fn read(prompt: *const Prompt) -> Result<Prompt, Failure> {
         );
         return Err(invalid(&text));
     }
-    if prompt.may_fetch > 1 || prompt.reserved != 0 {
-        return Err(invalid("may_fetch is neither 0 nor 1, or reserved is not 0"));
+    if prompt.may_fetch > 2 || (prompt.others != 0 && prompt.may_fetch != 2) {
+        return Err(invalid("may_fetch is not 0, 1 or 2, or others is not 0 and may_fetch is not 2"));
     }
     if prompt.group_count > GROUPS_MAX {
         return Err(invalid("group_count is above 64"));
     }
-    if prompt.group_count > 0 && prompt.may_fetch == 1 {
-        return Err(invalid("may_fetch is 1, and blocks of groups are not fetched"));
+    if prompt.group_count > 0 && prompt.may_fetch != 0 {
+        return Err(invalid("may_fetch is not 0, and blocks of groups are not fetched"));
     }
     Ok(prompt)
 }
@@ -165,7 +165,12 @@ pub unsafe extern "C" fn kvasir_kv_plan_prompt(
             block_tokens: prompt.block_tokens as usize,
             queued_tokens: prompt.queued_tokens,
         };
-        let answer = match opened.backend.store().plan(&asked, prompt.may_fetch == 1) {
+        let others = match prompt.may_fetch {
+            0 => Others::Asked,
+            1 => Others::Unknown,
+            _ => Others::Hold(prompt.others as usize),
+        };
+        let answer = match opened.backend.store().plan(&asked, others) {
             Plan::Recompute => nothing,
             Plan::Onboard { blocks, deadline } => PromptPlan {
                 operation: LOAD,

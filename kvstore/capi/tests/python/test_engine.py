@@ -98,6 +98,7 @@ class Request:
     loaded: int = 0
     adapter: bytes = b""
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, object] | None = None
 
     def __post_init__(self) -> None:
         name = b""
@@ -371,6 +372,7 @@ class Sides(unittest.TestCase):
             with self.subTest(here=here):
 
                 def look(question: Question) -> Answer:
+                    self.assertEqual(question.others, 3 if here == 1 else None)
                     if question.may_fetch:
                         return Answer(4) if here == 4 else Answer(0, 1.0, True)
                     return Answer(min(2, len(question.wanted)), 0.5)
@@ -378,6 +380,7 @@ class Sides(unittest.TestCase):
                 nearby = None if here is None else look
                 scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: nearby, is_fetching=True)
                 request = self.prompt("one", 5 * TOKENS)
+                request.kv_transfer_params = {1: {"kvasir_shared_blocks": 3}, 4: {"kvasir_shared_blocks": True}}.get(here or 0)
                 if here == 4:
                     self.assertEqual(scheduler.matched_tokens(request, 0), (4 * TOKENS, True))
                     self.assertFalse(scheduler.is_waiting())

@@ -111,6 +111,12 @@ class Configuration(unittest.TestCase):
             Settings.parse({"store": {"device": {}}}).toml(1, "x")
 
 
+    def test_stores_that_are_shared_are_told_by_their_names(self) -> None:
+        nodes = ["b=tcp:10.0.0.2:7400", "a = shm:/tmp/a.sock", "b=rdma:10.0.1.2:1"]
+        self.assertEqual(Settings.parse({"store": {"remote_tier": {"nodes": nodes}}}).shared_stores, ["a", "b"])
+        self.assertEqual(Settings.parse({"store": {}}).shared_stores, [])
+
+
 class Names(unittest.TestCase):
     def test_every_fact_and_salt_gives_other_names(self) -> None:
         hashes = [b"a" * 32, b"b" * 32]

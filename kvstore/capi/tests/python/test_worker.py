@@ -19,6 +19,7 @@ class FakeStore:
         self.is_closed = False
         self.taken: list[int] = []
         self.fetched: list[int] = []
+        self.others: list[int | None] = []
         self.finished: list[Completion] = []
 
     def submit(
@@ -56,8 +57,10 @@ class FakeStore:
         queued_tokens: int,
         may_fetch: bool,
         groups: list[tuple[bytes, int]],
+        others: int | None,
     ) -> Plan:
         self.fail("plan_prompt")
+        self.others.append(others)
         return Plan(Operation.FETCH, 0, 0.2) if may_fetch else Plan(Operation.LOAD, len(identities) // 16, 0.5)
 
     def statistics(self) -> dict[str, int]:
@@ -88,6 +91,13 @@ class WorkersSide(unittest.TestCase):
             store.room = room
             worker.poll()
             self.assertEqual(store.taken, taken)
+
+    def test_what_other_nodes_are_known_to_hold_counts_from_the_blocks_that_the_engine_has(self) -> None:
+        store = FakeStore()
+        worker = Worker(store, 1, b"k" * 32, 4096)
+        for others in (None, 1, 4):
+            worker.look(Question(1, [NAME] * 5, 2, tokens=100, block_tokens=16, may_fetch=True, others=others))
+        self.assertEqual(store.others, [None, 0, 2])
 
     def test_questions_for_other_nodes_wait_for_room_in_host_memory(self) -> None:
         store = FakeStore()

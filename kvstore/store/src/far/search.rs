@@ -22,6 +22,8 @@ use crate::tiers::{Arrival, Origin, Tiers};
 
 /// Requests that may be looking for blocks in other nodes' tiers.
 const PREPARES_MAX: usize = 1024;
+/// Late questions whose answers are still measured.
+const LATE_MAX: usize = 64;
 /// Share of host memory that is filled from there at a time, as a divisor.
 const SHARE: usize = 2;
 
@@ -37,6 +39,8 @@ struct Search {
     asked: Instant,
     /// When it has had its time.
     patience: Instant,
+    /// Blocks of the present tier that are read where they lie.
+    mapped: usize,
     /// Some tier had blocks, whether there was room for them or not.
     has_found: bool,
     /// There was no room for some block that is read where it lies: those behind it are of no use.
@@ -50,6 +54,16 @@ impl Search {
         self.tier += 1;
         self
     }
+}
+
+/// A question whose search has ended: a prompt that is computed soon waits for a short time only. When the answer comes, it shows how
+/// long the tier takes.
+struct LateQuestion {
+    question: u64,
+    tier: Tier,
+    asked: Instant,
+    /// It is given up then.
+    patience: Instant,
 }
 
 /// Leading blocks of the chain that are on this node, those in the worker's pool included.
@@ -101,6 +115,8 @@ pub(crate) struct FarLinks {
     pub(super) backlogs: Vec<Backlog>,
     /// By a number that is new for each question, so that an answer that comes late is known as such.
     searches: HashMap<u64, Search>,
+    /// Questions without a search, in the order in which they were asked.
+    late: VecDeque<LateQuestion>,
     next_question: u64,
     /// Slots of host memory that are being filled, counted by the guards that travel with them.
     lent: GuardedCount,
@@ -164,8 +180,17 @@ impl FarLinks {
         tiers.forget_ending(rest);
         let found = local_blocks(&prepare, &tiers.shared);
         let (asked, patience) = (now, now);
-        let search =
-            Search { prepare, found, tier: 0, held, asked, patience, has_found: false, is_cut: false };
+        let search = Search {
+            prepare,
+            found,
+            tier: 0,
+            held,
+            asked,
+            patience,
+            mapped: 0,
+            has_found: false,
+            is_cut: false,
+        };
         self.ask_next(search, tiers);
     }
 
@@ -181,7 +206,7 @@ impl FarLinks {
             self.next_question += 1;
             let patience = (now + link.patience()).min(*deadline);
             if link.look_up(question, chain, search.found, patience) {
-                (search.asked, search.patience) = (now, patience);
+                (search.asked, search.patience, search.mapped) = (now, patience, 0);
                 self.searches.insert(question, search);
                 return;
             }
@@ -219,6 +244,7 @@ impl FarLinks {
         let mapped = tiers.map(&search.prepare, first, blocks);
         search.has_found = true;
         search.found += mapped;
+        search.mapped += mapped;
         search.is_cut |= mapped < asked;
         // Blocks that an engine computes behind them are offered to the same group.
         if let Portion::Single { group } = self.links[search.tier].portion()
@@ -234,10 +260,25 @@ impl FarLinks {
 
     fn found(&mut self, question: u64, blocks: usize, tiers: &mut Tiers) {
         let Some(mut search) = self.searches.remove(&question) else {
+            if let Some(at) = self.late.iter().position(|late| late.question == question) {
+                let late = self.late.remove(at);
+                late.inspect(|late| {
+                    tiers.shared.observe_far(
+                        late.tier,
+                        0,
+                        tiers.now.saturating_duration_since(late.asked),
+                        false,
+                    )
+                });
+            }
             // Nobody waits any more.
             return self.links.iter_mut().for_each(|link| link.leave(question));
         };
         if blocks == 0 || search.is_cut {
+            // Also when there is nothing: how long that takes decides whether the tier is asked again.
+            let tier = self.links[search.tier].tier();
+            let bytes = (search.mapped * tiers.shared.config.block_bytes) as u64;
+            tiers.shared.observe_far(tier, bytes, tiers.now.saturating_duration_since(search.asked), false);
             return self.pass_over(question, search, tiers);
         }
         // Also when it cannot be read: that there is no room here says nothing of what others have.
@@ -414,9 +455,18 @@ impl FarLinks {
         late.sort_unstable();
         for question in late {
             let Some(search) = self.searches.remove(&question) else { continue };
-            let tier = self.links[search.tier].tier();
-            tiers.shared.observe_far(tier, 0, now.saturating_duration_since(search.asked), true);
+            let (tier, asked) = (self.links[search.tier].tier(), search.asked);
+            let patience = asked + self.links[search.tier].patience();
+            let is_answered = self.reads.contains_key(&question);
+            if patience > now && !is_answered && self.late.len() < LATE_MAX {
+                self.late.push_back(LateQuestion { question, tier, asked, patience });
+            } else {
+                tiers.shared.observe_far(tier, 0, now.saturating_duration_since(asked), true);
+            }
             self.ask_next(search.next_tier(&tiers.shared), tiers);
+        }
+        while let Some(late) = self.late.pop_front_if(|late| late.patience <= now) {
+            tiers.shared.observe_far(late.tier, 0, now.saturating_duration_since(late.asked), true);
         }
     }
 }

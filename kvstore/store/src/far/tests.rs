@@ -39,6 +39,10 @@ struct Reads {
     damaged_after: Option<usize>,
     /// Blocks come with xxh3 and not with the checksum that their writers took.
     is_hashed: bool,
+    /// The node has nothing.
+    is_empty: bool,
+    /// The node answers when it is told to.
+    is_slow: bool,
 }
 
 fn xxh3_of(slot: &dataplane_memory::SlotRef, bytes: usize) -> u64 {
@@ -64,7 +68,14 @@ impl FarTier for LateTier {
     }
 
     fn look_up(&mut self, request: u64, chain: &[BlockIdentity], first: usize, _deadline: Instant) -> bool {
-        self.inbox.send(FarResult::Found { request, blocks: chain.len() - first });
+        let (is_empty, is_slow) = {
+            let reads = self.reads.lock().expect("one thread");
+            (reads.is_empty, reads.is_slow)
+        };
+        if is_slow {
+            return true;
+        }
+        self.inbox.send(FarResult::Found { request, blocks: if is_empty { 0 } else { chain.len() - first } });
         true
     }
 
@@ -144,6 +155,7 @@ impl Rig {
         self.far.prepare(prepare, &mut self.tiers);
         while let Ok(message) = self.messages.try_recv() {
             let Message::Far(result) = message else { panic!("only the tier answers") };
+            self.tiers.now = Instant::now();
             self.far.answered(result, &mut self.tiers);
         }
     }
@@ -196,6 +208,53 @@ fn ten_thousand_far_reads_that_end_late_give_back_every_slot_they_were_lent() {
     }
     assert_eq!(rig.reads().made, 10_000, "each search was read");
     assert_eq!(rig.tiers.shared.catalog.census(HOST).under_way, 0);
+}
+
+/// Else one late answer would decide for good that a node is slow, because nobody would ask it any more.
+#[test]
+fn answers_that_bring_nothing_show_how_long_a_node_takes() {
+    let mut rig = Rig::new(16, BLOCK);
+    rig.reads().is_empty = true;
+    rig.tiers.shared.observe_far(Tier::Remote, 0, Duration::from_millis(300), true);
+    assert!(rig.tiers.shared.latency(Tier::Remote) > Duration::from_millis(100));
+    for number in 0..4 {
+        assert_eq!(rig.search(number, &numbered_chain(number, 4), 4), 0);
+    }
+    assert!(rig.tiers.shared.latency(Tier::Remote) < Duration::from_millis(100));
+}
+
+/// A prompt that is computed in 5 ms waits no longer: that a node has not answered by then says little.
+#[test]
+fn an_answer_that_comes_after_its_search_shows_how_long_a_node_takes() {
+    let mut rig = Rig::new(16, BLOCK);
+    rig.reads().is_slow = true;
+    let start = Instant::now();
+    let after = |millis| start + Duration::from_millis(millis);
+    let ask = |rig: &mut Rig, number: u64, millis: u64| {
+        rig.tiers.now = after(millis);
+        let (chain, deadline) = (numbered_chain(number, 4), after(millis + 5));
+        let (metas, tenant) = (Vec::new(), TenantId(0));
+        let prepare = Prepare { request: number, chain, device_blocks: 0, metas, tenant, deadline };
+        rig.far.prepare(prepare, &mut rig.tiers);
+        rig.far.expire(after(millis + 5), &mut rig.tiers);
+    };
+    for number in 0..8 {
+        ask(&mut rig, number, 100 * number);
+        rig.tiers.now = after(100 * number + 7);
+        rig.far.answered(FarResult::Found { request: number, blocks: 0 }, &mut rig.tiers);
+    }
+    let latency = rig.tiers.shared.latency(Tier::Remote);
+    assert!((6..8).contains(&latency.as_millis()), "{latency:?}");
+    // One that never comes counts when its tier's time is up.
+    for number in 8..20 {
+        ask(&mut rig, number, 100 * number);
+    }
+    rig.far.expire(after(100_000), &mut rig.tiers);
+    assert!(
+        rig.tiers.shared.latency(Tier::Remote) > PATIENCE,
+        "{:?}",
+        rig.tiers.shared.latency(Tier::Remote)
+    );
 }
 
 /// A write that comes late, after the tier has verified a block, is found by whoever reads the block: its checksum is the one that its writer

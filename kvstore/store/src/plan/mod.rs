@@ -31,7 +31,7 @@ pub(crate) use explore::{Exploration, ExplorationConfig};
 pub use gate::BandwidthLimit;
 pub(crate) use gate::{Admission, BandwidthGate, Priority};
 pub(crate) use planner::{Choice, Group, Request, plan};
-pub(crate) use recompute::RecomputeModel;
+pub(crate) use recompute::{PrefillEstimate, RecomputeModel};
 pub use returns::ReturnConfig;
 pub(crate) use returns::ReturnTimes;
 pub(crate) use speed::TierSpeeds;

@@ -16,6 +16,10 @@
 //! onboarding is kept), the second the same on O: together less than (1 + margin)² − 1 = 3.02 % at the default
 //! of 1.5 %, which leaves 2 % of the wanted 5 % to noise.
 //!
+//! *Trial loads.* While prefills as short as a rest were hardly measured, a load that takes at most [`CHEAP_LOAD_PART`] of
+//! computing everything is planned with the optimistic R of [`RecomputeModel::optimistic_rest_s`]; each may cost that much more
+//! than computing, outside the bound above.
+//!
 //! Runs on the request path, once a request; allocates the pieces only.
 
 use std::ops::Range;
@@ -24,12 +28,12 @@ use std::time::Duration;
 use crate::plan::config::PlanConfig;
 use crate::plan::give_up::{Waiting, combined_s, give_up_after};
 use crate::plan::placement::{Placement, TierCost, finish_s};
-use crate::plan::recompute::{Expected, PrefillGuess, RecomputeModel};
+use crate::plan::recompute::{PrefillEstimate, PrefillGuess, RecomputeModel};
 use crate::plan::speed::{SpeedSnapshot, TierSpeed, duration};
 use crate::plan::tier::{TIERS, Tier, TierSet};
 
 /// A load that takes at most this part of the time of computing everything may be made in the hope that the rest is short
-/// ([`RecomputeModel::rest_s`]).
+/// ([`RecomputeModel::optimistic_rest_s`]).
 const CHEAP_LOAD_PART: f64 = 0.25;
 
 /// Whether a plan onboards anything.
@@ -131,7 +135,7 @@ pub(crate) struct Plan {
     pub(crate) pieces: Vec<Piece>,
     /// The first block that is computed.
     pub(crate) recompute_from: usize,
-    /// Expected time to the first token.
+    /// Expected time to the first token; of a trial load the hoped-for one.
     pub(crate) predicted: Duration,
     /// The same if nothing were onboarded.
     pub(crate) predicted_recompute: Duration,
@@ -171,7 +175,6 @@ pub(crate) fn plan(
     let costs = tier_costs(config, request, speeds);
     let start = request.device_blocks.min(full_blocks(request));
     let end = request.held.len().min(full_blocks(request)).max(start);
-    let everything_s = compute_s(&prefill, request, start);
     let caution = match request.previous {
         Choice::Recompute => 1.0 + config.margin,
         Choice::Onboard => 1.0 / (1.0 + config.margin),
@@ -180,18 +183,27 @@ pub(crate) fn plan(
         queue_s + combined_s((makespan_s - queue_s).max(0.0), rest_s, config.overlap)
     };
 
-    let rest_s = |blocks: usize, makespan_s: f64| {
-        let [rest, everything] = [blocks, start].map(|blocks| Expected {
-            tokens: rest_tokens(request, blocks),
-            seconds: compute_s(&prefill, request, blocks),
-        });
-        let is_cheap = makespan_s <= everything.seconds * CHEAP_LOAD_PART;
-        if is_cheap { recompute.rest_s(rest, everything) } else { rest.seconds }
+    let estimate = |blocks: usize| PrefillEstimate {
+        tokens: rest_tokens(request, blocks),
+        seconds: compute_s(&prefill, request, blocks),
+    };
+    let everything = estimate(start);
+    let everything_s = everything.seconds;
+    let rest_after_s = |blocks: usize, makespan_s: f64| {
+        let rest = estimate(blocks);
+        let is_cheap = makespan_s <= everything_s * CHEAP_LOAD_PART;
+        if is_cheap { recompute.optimistic_rest_s(rest, everything) } else { rest.seconds }
     };
 
     let mut placement = Placement::new();
     let mut of_groups = GroupBlocks::new(request.groups, start);
-    let mut best = Candidate { blocks: start, placement, from: [0; TIERS], total_s: queue_s + everything_s };
+    let mut best = Candidate {
+        blocks: start,
+        placement,
+        from: [0; TIERS],
+        rest_s: everything_s,
+        total_s: queue_s + everything_s,
+    };
     let mut least_s = best.total_s;
     for at in start..end {
         if !placement.add(&costs, request.held[at], config.margin) {
@@ -203,28 +215,32 @@ pub(crate) fn plan(
             continue;
         }
         let makespan_s = latest_s(&costs, &from, |_| 1.0);
-        let rest_s = rest_s(at + 1, makespan_s);
+        let rest_s = rest_after_s(at + 1, makespan_s);
         let cautious_s = total_s(makespan_s * caution, rest_s);
         if cautious_s < least_s {
-            best = Candidate { blocks: at + 1, placement, from, total_s: total_s(makespan_s, rest_s) };
+            let total_s = total_s(makespan_s, rest_s);
+            best = Candidate { blocks: at + 1, placement, from, rest_s, total_s };
             least_s = cautious_s;
         }
     }
-    let Candidate { blocks: recompute_from, placement, from, total_s: predicted_s } = best;
+    let Candidate { blocks: recompute_from, placement, from, rest_s, total_s: predicted_s } = best;
     let tail_s = latest_s(&costs, &from, |tier| speeds[tier].tail_factor);
     let onboard = duration(latest_s(&costs, &from, |_| 1.0));
     let give_up = if recompute_from == start {
         Duration::ZERO
     } else {
-        give_up_after(&Waiting {
+        let give_up = give_up_after(&Waiting {
             queue: duration(queue_s),
             everything: duration(everything_s),
-            rest: duration(rest_s(recompute_from, onboard.as_secs_f64())),
+            rest: duration(rest_s),
             overlap: config.overlap,
             expected: onboard,
             tail: duration(tail_s),
             deadline: request.deadline,
-        })
+        });
+        // A trial load is given up when it costs twice what it may.
+        let is_trial = rest_s < compute_s(&prefill, request, recompute_from);
+        if is_trial { give_up.min(duration(queue_s + 2.0 * CHEAP_LOAD_PART * everything_s)) } else { give_up }
     };
     Plan {
         pieces: pieces(request.held, start..recompute_from, placement),
@@ -243,6 +259,8 @@ struct Candidate {
     placement: Placement,
     /// Blocks from each tier, those of groups among them.
     from: [u32; TIERS],
+    /// Seconds to compute the rest.
+    rest_s: f64,
     total_s: f64,
 }
 

@@ -6,17 +6,21 @@
 //!
 //! *The fixed part* is what loading a prefix cannot save. Only prefills of few tokens show it, and an engine whose prompts
 //! are all computed from their start makes none: one slow short prefill among long ones looks like a fixed part that is
-//! nearly all, no prefix seems worth a load, and so nothing ever corrects it. Until [`ENOUGH_PREFILLS`] prefills about as
-//! short as a rest were measured lately, the fixed part is therefore taken to be no more than [`FIXED_PART_MAX`] of the
-//! whole ([`RecomputeModel::rest_s`]): the loads that this causes are the measurements.
+//! nearly all, no prefix seems worth a load, and so nothing ever corrects it. While fewer than three prefills about as
+//! short as a rest were measured lately, the fixed part is therefore taken to be at most [`FIXED_PART_MAX`] of the whole
+//! ([`RecomputeModel::optimistic_rest_s`]): the loads that this causes are the measurements. Where the fixed part really is
+//! nearly all, this makes about one load in 85 prefills that saves nothing (`planner` bounds what it costs).
 
 use std::time::Duration;
 
 use crate::plan::learner::Learner;
 use crate::plan::speed::duration;
 
-/// A rest's time is known once so many prefills at most twice as long were measured.
-const ENOUGH_PREFILLS: f32 = 3.0;
+/// A rest's time is known once so many prefills of its octave of tokens, the next or a lower one were measured: three, of which
+/// forgetting takes a little off.
+const ENOUGH_PREFILLS: f32 = 2.5;
+/// Prefills of fewer tokens are not told by engines.
+const TOKENS_MIN: u32 = 16;
 /// The count of a measured prefill falls to 1/e after so many further ones.
 const MEMORY_PREFILLS: f32 = 256.0;
 /// Largest fixed part of a prefill that is believed without enough measurements.
@@ -50,7 +54,7 @@ pub(crate) struct RecomputeModel {
 
 /// A prefill and the time that the model expects for it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Expected {
+pub(crate) struct PrefillEstimate {
     pub(crate) tokens: f64,
     pub(crate) seconds: f64,
 }
@@ -95,7 +99,7 @@ impl RecomputeModel {
     }
 
     /// Seconds to compute the rest of a prompt: less than the model expects where the fixed part in it was hardly measured.
-    pub(crate) fn rest_s(&self, rest: Expected, everything: Expected) -> f64 {
+    pub(crate) fn optimistic_rest_s(&self, rest: PrefillEstimate, everything: PrefillEstimate) -> f64 {
         let (fixed_s, believed_s) = (self.coefficients().fixed_s, FIXED_PART_MAX * everything.seconds);
         if fixed_s <= believed_s || self.is_measured(rest.tokens as u32) {
             return rest.seconds;
@@ -108,9 +112,9 @@ impl RecomputeModel {
         believed_s + part * (everything.seconds - believed_s)
     }
 
-    /// Whether prefills of about so few tokens were measured lately.
+    /// Whether prefills of so few tokens, or less than four times as many, were measured lately.
     fn is_measured(&self, tokens: u32) -> bool {
-        let octave = (tokens.max(1).ilog2() as usize + 1).min(OCTAVES - 1);
+        let octave = (tokens.max(TOKENS_MIN).ilog2() as usize + 1).min(OCTAVES - 1);
         self.measured[..=octave].iter().sum::<f32>() >= ENOUGH_PREFILLS
     }
 

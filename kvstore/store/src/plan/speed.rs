@@ -102,12 +102,28 @@ impl TierSpeeds {
         self.finished[tier.index()] += 1;
     }
 
+    /// An answer that took so long and brought nothing: it shows the latency alone, and no reason to trust larger transfers.
+    pub(crate) fn observe_empty(&mut self, tier: Tier, elapsed: Duration) {
+        self.learners[tier.index()].observe([1.0, 0.0], elapsed.as_secs_f64());
+    }
+
     /// A transfer of `bytes` that was given up after `elapsed`. It counts as twice that time, unless less time than
     /// expected has passed, which says nothing. If it was far more, the tier is taken in small pieces until some have finished: should
     /// it have become slow, the next ones cost little. After three in a row it is assumed to be that slow until one finishes.
     pub(crate) fn observe_given_up(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
+        if bytes > 0 {
+            self.given_up(tier, bytes, elapsed, queued_bytes);
+        }
+    }
+
+    /// A question to which there was no answer for so long; like [`Self::observe_given_up`], and says nothing of bytes.
+    pub(crate) fn observe_no_answer(&mut self, tier: Tier, elapsed: Duration) {
+        self.given_up(tier, 0, elapsed, 0);
+    }
+
+    fn given_up(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
         let expected = self.snapshot_of(tier).expected(bytes, queued_bytes);
-        if bytes == 0 || elapsed < expected {
+        if elapsed < expected {
             return;
         }
         let ahead = bytes as f64 + queued_bytes as f64;

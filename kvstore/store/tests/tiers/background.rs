@@ -11,7 +11,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::PolicyKind;
 use kvstore_io::faulty::Faults;
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, Description, HostTier, Medium, Plan, Prompt, ReturnConfig, Store,
+    BandwidthLimit, BandwidthTier, Description, HostTier, Medium, Others, Plan, Prompt, ReturnConfig, Store,
     StoreBuilder, StoreConfig, TenantId, WriteMode,
 };
 
@@ -130,10 +130,10 @@ fn a_disk_that_does_not_pay_is_probed() {
         block_tokens: TOKENS as usize,
         queued_tokens: 0,
     };
-    assert_eq!(rig.store.plan(&prompt, false), Plan::Recompute);
+    assert_eq!(rig.store.plan(&prompt, Others::Asked), Plan::Recompute);
     wait_for(&mut rig, "a probe", |rig| rig.counter("probed_blocks") > 0);
     let probed = rig.counter("probed_blocks");
-    assert_eq!(rig.store.plan(&prompt, false), Plan::Recompute);
+    assert_eq!(rig.store.plan(&prompt, Others::Asked), Plan::Recompute);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(rig.counter("probed_blocks"), probed, "once an interval");
     wait_for(&mut rig, "its end", |rig| rig.store.leased_slots() == 0);

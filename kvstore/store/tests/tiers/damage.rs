@@ -15,7 +15,7 @@ use kvstore_io::files::{FolderConfig, open_folder};
 use kvstore_io::ring::RingConfig;
 use kvstore_io::uring;
 use kvstore_store::{
-    DISK_META_BYTES_MAX, DiskTier, HostTier, Plan, Prompt, StoreBuilder, StoreConfig, WriteMode,
+    DISK_META_BYTES_MAX, DiskTier, HostTier, Others, Plan, Prompt, StoreBuilder, StoreConfig, WriteMode,
 };
 
 use crate::rig::{
@@ -162,7 +162,7 @@ fn random_work_over_a_disk_full_of_faults_never_gives_a_wrong_block() {
                         block_tokens: TOKENS as usize,
                         queued_tokens: 0,
                     };
-                    if let Plan::Onboard { blocks, .. } = rig.store.plan(&prompt, true) {
+                    if let Plan::Onboard { blocks, .. } = rig.store.plan(&prompt, Others::Unknown) {
                         assert!(blocks + prompt.device_blocks <= of.len());
                     }
                 }

@@ -15,8 +15,8 @@ use kvstore_io::testing::MemoryFiles;
 use kvstore_store::far::Portion;
 use kvstore_store::{
     BandwidthLimit, BandwidthTier, Delivered, DeliveredSum, Description, FarInbox, FarResult, FarTier,
-    HostTier, Incoming, Moved, Outgoing, Plan, Prepare, Prompt, ReturnConfig, StoreBuilder, StoreConfig,
-    TenantId, WriteMode,
+    HostTier, Incoming, Moved, Others, Outgoing, Plan, Prepare, Prompt, ReturnConfig, StoreBuilder,
+    StoreConfig, TenantId, WriteMode,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -182,7 +182,7 @@ fn found_without_room_ends_the_search_and_is_no_miss() {
         block_tokens: TOKENS as usize,
         queued_tokens: 0,
     };
-    let plan = rig.store.plan(&prompt, true);
+    let plan = rig.store.plan(&prompt, Others::Unknown);
     assert!(matches!(plan, Plan::AskOthers { .. }), "{plan:?}");
 }
 

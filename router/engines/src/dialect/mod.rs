@@ -205,8 +205,16 @@ pub struct Report {
 pub struct SharedStores {
     /// Their names, in alphabetical order.
     pub stores: Vec<String>,
-    /// How the names of its blocks begin: it tells them from those of other models, layouts and ranks.
+    /// How the identities of its blocks begin: it tells them from those of most other models, layouts and ranks.
     pub tag: u16,
+}
+
+impl SharedStores {
+    /// Whether the store with this name is one of them.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.stores.iter().any(|store| store == name)
+    }
 }
 
 /// What the operator says that an engine does not.

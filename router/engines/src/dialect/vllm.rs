@@ -78,7 +78,8 @@ fn shared_stores(metrics: &str) -> Vec<Option<SharedStores>> {
         let (Some(names), Some(tag)) = (sample.label("stores").filter(|names| !names.is_empty()), tag) else {
             continue;
         };
-        if rank >= RANKS_MAX {
+        // Since an update of its weights an engine finds nothing there that has a name which it tells.
+        if rank >= RANKS_MAX || sample.value == 0.0 {
             continue;
         }
         let mut stores: Vec<String> = names.split(',').take(STORES_MAX).map(str::to_owned).collect();
@@ -307,9 +308,13 @@ mod tests {
             vllm:kvasir_shared_stores{engine=\"1\",model_name=\"m\",stores=\"n1,n0\",tag=\"0a1f\"} 1.0\n";
         let expected = SharedStores { stores: vec!["n0".to_owned(), "n1".to_owned()], tag: 0x0a1f };
         assert_eq!(shared_stores(metrics), [None, Some(expected)]);
-        for (from, to) in
-            [("0a1f", "10a1f"), ("0a1f", "stage"), ("n1,n0", ""), ("engine=\"1\"", "engine=\"9999\"")]
-        {
+        for (from, to) in [
+            ("} 1.0", "} 0.0"),
+            ("0a1f", "10a1f"),
+            ("0a1f", "stage"),
+            ("n1,n0", ""),
+            ("engine=\"1\"", "engine=\"9999\""),
+        ] {
             assert_eq!(shared_stores(&metrics.replace(from, to)), [], "{to}");
         }
     }

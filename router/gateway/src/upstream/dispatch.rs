@@ -4,6 +4,7 @@
 //! whose blocks have been reused meanwhile answers 200 with the wrong text (seen with vLLM 0.32). So an attempt that
 //! failed starts again with a fresh prefill, and the decode leg is never sent twice.
 
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
@@ -233,6 +234,19 @@ pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) 
     }
 }
 
+/// Tells KvasirConnector what the stores that it shares with other engines hold of the prompt, so that it asks them for what they
+/// have and for nothing else.
+fn with_shared_blocks<'a>(body: &'a RawBody, route: &Route) -> Cow<'a, RawBody> {
+    match route.shared_blocks {
+        None => Cow::Borrowed(body),
+        Some(blocks) => {
+            let mut told = body.clone();
+            told.set("kv_transfer_params", format!("{{\"kvasir_shared_blocks\":{blocks}}}"));
+            Cow::Owned(told)
+        }
+    }
+}
+
 async fn legs(
     generation: &Generation,
     body: &RawBody,
@@ -241,6 +255,7 @@ async fn legs(
     is_prefilling: &AtomicBool,
 ) -> Result<LegReply, Failure> {
     let Some(prefill) = &route.prefill else {
+        let body = &with_shared_blocks(body, route);
         let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
         let reply = send(&route.decode, &call, &mut span, handed_over(generation)).await?;
         return Ok(LegReply {

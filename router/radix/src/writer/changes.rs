@@ -63,44 +63,48 @@ impl Writer {
         outcome
     }
 
-    /// `names` is the member whose names for blocks these are. Keys that it has no block for go to `unknown`.
+    /// Keys are those of `source` for blocks that it holds. What could not be placed goes to `unplaced`: blocks that it does not
+    /// hold, and at the memory bound new ones.
     pub(crate) fn stored_as(
         &mut self,
         (member, tier): (Member, Tier),
-        names: Member,
+        source: Member,
         keys: &[EngineHash],
-        unknown: &mut Vec<EngineHash>,
+        unplaced: &mut Vec<EngineHash>,
     ) -> Outcome {
         let mut outcome = Outcome::default();
         let Some(mut state) = self.members.get_mut(member.index()).and_then(Option::take) else {
+            unplaced.extend_from_slice(keys);
             return Outcome { unknown: keys.len() as u64, ..outcome };
         };
         let bytes_before = state.bytes();
-        if !self.has_room(keys.len()) {
-            self.count_known(&mut state, tier, keys, &mut outcome);
-            self.members[member.index()] = Some(state);
-            return outcome;
-        }
+        let has_room = self.has_room(keys.len());
         for &key in keys {
-            let place = match names == member {
-                true => self.place_of(&state, key),
-                false => self.member(names).and_then(|names| self.place_of(names, key)),
-            };
-            let Some(place) = place else {
-                outcome.unknown += 1;
-                unknown.push(key);
-                continue;
-            };
-            let block = self.node(place.0).hash(place.1);
-            let after = self.before(place).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
-            self.place_run(&mut state, tier, after, &[key], &[block], &mut outcome);
-            // A name either has a place or waits for its parent.
-            for (tier, copies) in zip(Tier::ALL, state.parked.forget(key)) {
-                for _ in 0..copies {
-                    let Some((node, slot)) = self.place_of(&state, key) else { break };
-                    let after = self.before((node, slot)).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
-                    self.place_run(&mut state, tier, after, &[key], &[block], &mut outcome);
+            let refused = outcome.refused;
+            if !has_room {
+                self.count_known(&mut state, tier, &[key], &mut outcome);
+            } else {
+                let place = match source == member {
+                    true => self.place_of(&state, key),
+                    false => self.member(source).and_then(|source| self.place_of(source, key)),
+                };
+                let Some(place) = place else {
+                    outcome.unknown += 1;
+                    unplaced.push(key);
+                    continue;
+                };
+                self.place_again(&mut state, tier, place, key, &mut outcome);
+                // A key either has a place or waits for its parent.
+                for (tier, copies) in zip(Tier::ALL, state.parked.forget(key)) {
+                    for _ in 0..copies {
+                        // The copy before may have split the node.
+                        let Some(place) = self.place_of(&state, key) else { break };
+                        self.place_again(&mut state, tier, place, key, &mut outcome);
+                    }
                 }
+            }
+            if outcome.refused > refused {
+                unplaced.push(key);
             }
         }
         while let Some(parent) = state.awaited.pop() {
@@ -111,6 +115,20 @@ impl Writer {
         self.sweep_some(SWEEP_STEP);
         self.collect(COLLECT_AT);
         outcome
+    }
+
+    /// One copy of a block that is in the tree already.
+    fn place_again(
+        &mut self,
+        state: &mut MemberState,
+        tier: Tier,
+        place: (NodeId, usize),
+        key: EngineHash,
+        outcome: &mut Outcome,
+    ) {
+        let block = self.node(place.0).hash(place.1);
+        let after = self.before(place).map_or((ROOT, 0), |(node, slot)| (node, slot + 1));
+        self.place_run(state, tier, after, &[key], &[block], outcome);
     }
 
     /// At the bound nothing new comes in; but one more copy of what is there must be counted, or the next removal would

@@ -1,12 +1,7 @@
 //! What the pool of `kvasir store` holds, for gateways (`gateway.stores`): `GET /kvasir/blocks?instance=I&after=S`.
 //!
-//! The store's thread sends what its tiers gain and lose to a thread of its own here, so that a gateway that asks for everything
-//! never makes it wait.
-
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+//! The store's thread sends what its tiers gain and lose to a thread here, which does nothing else: a gateway that asks for
+//! everything never makes the store wait.
 
 use anyhow::Result;
 use axum::Router;
@@ -16,54 +11,63 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kvstore_store::{Medium, Moved, Survivor};
-use router_events::store_changes::{Question, StoreLog};
-use tokio::sync::watch;
+use router_events::store_changes::{BLOCKS_PATH, ChangeLog, ChangesSince, LONG_POLL_MAX};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Semaphore, watch};
 
-/// A question is answered after this time even if nothing has changed.
-const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+/// Answers that are made at a time: each may be a copy of all that the pool holds.
+const ANSWERS_MAX: usize = 2;
 
 /// What the pool holds, and who waits for changes of it.
 #[derive(Debug)]
-pub(crate) struct HeldBlocks {
-    log: Mutex<StoreLog>,
+pub(crate) struct BlockFeed {
+    log: Mutex<ChangeLog>,
     sequence: watch::Sender<u64>,
     /// The server is to end: nobody waits any longer.
     is_closing: AtomicBool,
+    answers: Semaphore,
 }
 
-impl HeldBlocks {
+impl BlockFeed {
     /// Of the store with this name: the blocks that were there when it started, and what it tells since.
-    pub(crate) fn follow(
+    pub(crate) fn start(
         name: &str,
         instance: u64,
         survivors: &[Survivor],
         moves: Receiver<Moved>,
     ) -> Result<Arc<Self>> {
-        let mut log = StoreLog::new(name, instance);
-        survivors.iter().for_each(|block| log.note(block.identity.0, tier(Medium::Disk), true));
+        let mut log = ChangeLog::new(name, instance);
+        survivors.iter().for_each(|block| log.set_held(block.identity, tier(Medium::Disk), true));
         let sequence = watch::Sender::new(log.sequence());
-        let held = Arc::new(Self { log: Mutex::new(log), sequence, is_closing: AtomicBool::new(false) });
+        let held = Arc::new(Self {
+            log: Mutex::new(log),
+            sequence,
+            is_closing: AtomicBool::new(false),
+            answers: Semaphore::new(ANSWERS_MAX),
+        });
         let following = Arc::clone(&held);
-        std::thread::Builder::new().name("kvasir-held".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("kvasir-block-feed".to_owned()).spawn(move || {
             // Ends with the store.
             while let Ok(first) = moves.recv() {
-                following.note(std::iter::once(first).chain(moves.try_iter()));
+                following.apply(std::iter::once(first).chain(moves.try_iter()));
             }
         })?;
         Ok(held)
     }
 
-    fn note(&self, moves: impl Iterator<Item = Moved>) {
+    fn apply(&self, moves: impl Iterator<Item = Moved>) {
         let mut log = self.lock();
         for moved in moves {
             match moved {
-                Moved::Stored { identity, medium } => log.note(identity.0, tier(medium), true),
-                Moved::Removed { identity, medium } => log.note(identity.0, tier(medium), false),
+                Moved::Stored { identity, medium } => log.set_held(identity, tier(medium), true),
+                Moved::Removed { identity, medium } => log.set_held(identity, tier(medium), false),
                 _ => {}
             }
         }
         let sequence = log.sequence();
-        // Those who wait look at the log with the channel locked.
+        // Released first: waiters lock it inside `wait_for`, which holds the channel's lock.
         drop(log);
         self.sequence.send_replace(sequence);
     }
@@ -71,16 +75,16 @@ impl HeldBlocks {
     /// Answers all who wait.
     pub(crate) fn close(&self) {
         self.is_closing.store(true, Ordering::Relaxed);
-        // Those who wait look again, at both.
+        // Wakes waiters, which then see `is_closing`.
         self.sequence.send_modify(|_| {});
     }
 
     /// The route of the question.
     pub(crate) fn router(self: &Arc<Self>) -> Router {
-        Router::new().route("/kvasir/blocks", get(answer)).with_state(Arc::clone(self))
+        Router::new().route(BLOCKS_PATH, get(answer)).with_state(Arc::clone(self))
     }
 
-    fn lock(&self) -> MutexGuard<'_, StoreLog> {
+    fn lock(&self) -> MutexGuard<'_, ChangeLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,25 +96,33 @@ fn tier(medium: Medium) -> u8 {
     }
 }
 
-async fn answer(State(held): State<Arc<HeldBlocks>>, Query(known): Query<Question>) -> Response {
-    let mut sequence = held.sequence.subscribe();
-    let is_news = |_: &u64| held.is_closing.load(Ordering::Relaxed) || held.lock().has_news(known);
-    // Also when nothing changes: who asks sees that the store is alive.
-    let _has_news = tokio::time::timeout(ANSWERED_WITHIN, sequence.wait_for(is_news)).await.is_ok();
-    let told = tokio::task::spawn_blocking(move || {
-        let told = held.lock().changes_after(known);
-        serde_json::to_vec(&told)
+async fn answer(State(feed): State<Arc<BlockFeed>>, Query(known): Query<ChangesSince>) -> Response {
+    let mut sequence = feed.sequence.subscribe();
+    let has_changes = |_: &u64| feed.is_closing.load(Ordering::Relaxed) || feed.lock().has_changes(known);
+    // Also when nothing changes: the gateway sees that the store is alive.
+    let _changed = tokio::time::timeout(LONG_POLL_MAX, sequence.wait_for(has_changes)).await.is_ok();
+    // It is never closed.
+    let Ok(_turn) = feed.answers.acquire().await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let making = Arc::clone(&feed);
+    let body = tokio::task::spawn_blocking(move || {
+        let changes = making.lock().changes(known);
+        serde_json::to_vec(&changes)
     });
-    match told.await {
+    match body.await {
         Ok(Ok(body)) => ([(CONTENT_TYPE, "application/json")], body).into_response(),
-        _ => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        failed => {
+            tracing::error!(?failed, "what the pool holds cannot be told");
+            (StatusCode::INTERNAL_SERVER_ERROR, "what the pool holds cannot be told").into_response()
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use control_config::Settings;
     use kvstore_block::BlockIdentity;
@@ -133,10 +145,10 @@ mod tests {
         let removed = |number| Moved::Removed { identity: BlockIdentity([number; 16]), medium: Medium::Host };
         let (news, moves) = std::sync::mpsc::channel();
         news.send(stored(1)).expect("a listener");
-        let held = HeldBlocks::follow("n0", 3, &[], moves).expect("a thread");
+        let feed = BlockFeed::start("n0", 3, &[], moves).expect("a thread");
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
-        let server = tokio::spawn(axum::serve(listener, held.router()).into_future());
+        let server = tokio::spawn(axum::serve(listener, feed.router()).into_future());
 
         let mut settings = Settings::default();
         settings.gateway.stores = vec![url.clone()];
@@ -153,9 +165,9 @@ mod tests {
         until("one less", || shows(true, 98)).await;
         // A store that ends answers those who wait.
         let before = Instant::now();
-        held.close();
+        feed.close();
         server.abort();
         until("nothing is left", || shows(false, 0)).await;
-        assert!(before.elapsed() < ANSWERED_WITHIN, "{:?}", before.elapsed());
+        assert!(before.elapsed() < LONG_POLL_MAX, "{:?}", before.elapsed());
     }
 }
