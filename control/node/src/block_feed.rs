@@ -3,6 +3,10 @@
 //! The store's thread sends what its tiers gain and lose to a thread here, which does nothing else: a gateway that asks for
 //! everything never makes the store wait.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use anyhow::Result;
 use axum::Router;
 use axum::extract::{Query, State};
@@ -12,9 +16,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kvstore_store::{Medium, Moved, Survivor};
 use router_events::store_changes::{BLOCKS_PATH, ChangeLog, ChangesSince, LONG_POLL_MAX};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Semaphore, watch};
 
 /// Answers that are made at a time: each may be a copy of all that the pool holds.

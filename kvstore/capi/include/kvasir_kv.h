@@ -512,7 +512,9 @@ typedef struct kvasir_kv_plan {
 
 /*
  * Says what gives a prompt's first token soonest: to compute it, to load blocks that this node has and compute the rest, or to
- * fetch blocks from other nodes and then plan again without `may_fetch`. The library measures its tiers by the loads and fetches
+ * fetch blocks from other nodes and then plan again without `may_fetch`. With `may_fetch` 1 the library judges by what earlier
+ * fetches have found; with 2 the first `others` identities are known to be there, and they are fetched if that takes less time than
+ * computing them. The library measures its tiers by the loads and fetches
  * that it carries out, and learns from kvasir_kv_observe_prefill how fast the engine is; before that it takes both for what is usual, and
  * loads few blocks at a time from a disk that it has not measured. A load that waits longer than its deadline costs more than it can still
  * save. Does not wait; may have a few blocks of a disk that is not used read in the background, so that its speed stays known. OK,

@@ -91,7 +91,7 @@ pub struct Throttled<T>(pub T);
 /// What the store's thread reports.
 #[derive(Debug)]
 pub enum Moved {
-    /// The tier holds the block now.
+    /// The tier holds the block now. Of host memory below a [`StorePool`](crate::StorePool) this may be told again, as its removal.
     Stored {
         /// The block.
         identity: BlockIdentity,

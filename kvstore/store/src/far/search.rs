@@ -56,14 +56,26 @@ impl Search {
     }
 }
 
-/// A question whose search has ended: a prompt that is computed soon waits for a short time only. When the answer comes, it shows how
-/// long the tier takes.
+/// A question that its search does not wait for any more, because computing would be as fast. When the answer comes, it shows how long
+/// the tier takes.
 struct LateQuestion {
     question: u64,
     tier: Tier,
     asked: Instant,
     /// It is given up then.
     patience: Instant,
+}
+
+impl LateQuestion {
+    fn answered(&self, tiers: &Tiers) {
+        observe_answer(tiers, self.tier, 0, self.asked, self.patience);
+    }
+}
+
+/// A tier has answered, and brought so many bytes. Without any it may have given up itself when its time was over.
+fn observe_answer(tiers: &Tiers, tier: Tier, bytes: u64, asked: Instant, patience: Instant) {
+    let is_late = bytes == 0 && tiers.now >= patience;
+    tiers.shared.observe_far(tier, bytes, tiers.now.saturating_duration_since(asked), is_late);
 }
 
 /// Leading blocks of the chain that are on this node, those in the worker's pool included.
@@ -204,9 +216,10 @@ impl FarLinks {
             }
             let question = self.next_question;
             self.next_question += 1;
-            let patience = (now + link.patience()).min(*deadline);
+            let patience = now + link.patience();
+            // Its answer is measured also when the search does not wait for it any more.
             if link.look_up(question, chain, search.found, patience) {
-                (search.asked, search.patience, search.mapped) = (now, patience, 0);
+                (search.asked, search.patience, search.mapped) = (now, patience.min(*deadline), 0);
                 self.searches.insert(question, search);
                 return;
             }
@@ -260,25 +273,19 @@ impl FarLinks {
 
     fn found(&mut self, question: u64, blocks: usize, tiers: &mut Tiers) {
         let Some(mut search) = self.searches.remove(&question) else {
-            if let Some(at) = self.late.iter().position(|late| late.question == question) {
-                let late = self.late.remove(at);
-                late.inspect(|late| {
-                    tiers.shared.observe_far(
-                        late.tier,
-                        0,
-                        tiers.now.saturating_duration_since(late.asked),
-                        false,
-                    )
-                });
+            let at = self.late.iter().position(|late| late.question == question);
+            if let Some(late) = at.and_then(|at| self.late.remove(at)) {
+                late.answered(tiers);
             }
             // Nobody waits any more.
             return self.links.iter_mut().for_each(|link| link.leave(question));
         };
         if blocks == 0 || search.is_cut {
             // Also when there is nothing: how long that takes decides whether the tier is asked again.
-            let tier = self.links[search.tier].tier();
+            let link = &self.links[search.tier];
+            let (tier, asked, patience) = (link.tier(), search.asked, search.asked + link.patience());
             let bytes = (search.mapped * tiers.shared.config.block_bytes) as u64;
-            tiers.shared.observe_far(tier, bytes, tiers.now.saturating_duration_since(search.asked), false);
+            observe_answer(tiers, tier, bytes, asked, patience);
             return self.pass_over(question, search, tiers);
         }
         // Also when it cannot be read: that there is no room here says nothing of what others have.
