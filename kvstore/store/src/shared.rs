@@ -70,7 +70,7 @@ pub enum Others {
     Asked,
     /// Nothing.
     Unknown,
-    /// They hold so many blocks of the prompt's chain, from its first one on.
+    /// Nodes hold so many blocks of the prompt's chain, from its first one on. Of object storage this says nothing.
     Hold(usize),
 }
 
@@ -274,6 +274,11 @@ impl Shared {
         let Request { block_bytes, block_tokens, prompt_tokens, device_blocks, queued_bytes, .. } = request;
         let Request { queued_tokens, previous, .. } = request;
         let available = held.len() - prompt.device_blocks;
+        let others = match others {
+            // What is known concerns the nodes alone: further tiers may have more.
+            Others::Hold(_) if self.others[..] != [Tier::Remote] => Others::Unknown,
+            others => others,
+        };
         let missing = match others {
             Others::Asked => 0,
             Others::Unknown => prompt.chain.len() - available,

@@ -28,7 +28,7 @@ pub(crate) async fn report(fleet: Weak<Fleet>, worker: Arc<Worker>) {
 /// Takes over which stores a worker shares, if that has changed.
 async fn share_stores(
     fleet: Arc<Fleet>,
-    worker: &Worker,
+    worker: &Arc<Worker>,
     runs: &Arc<Vec<Arc<WorkerRun>>>,
     told: Vec<Option<SharedStores>>,
 ) {
@@ -47,12 +47,16 @@ async fn share_stores(
     if !Arc::ptr_eq(runs, &worker.runs.load_full()) {
         return;
     }
-    let by = Arc::clone(&fleet);
+    let (by, of, before) = (Arc::clone(&fleet), Arc::clone(worker), Arc::clone(runs));
     let joined = tokio::task::spawn_blocking(move || {
         for (run, stores) in news {
             by.stores.leave(&by.index, &run);
             if let Some(stores) = stores {
                 by.stores.join(&by.index, &run, &stores);
+            }
+            // This goes on when the worker is removed, and its runs may have left before they joined.
+            if !Arc::ptr_eq(&before, &of.runs.load_full()) {
+                by.stores.leave(&by.index, &run);
             }
         }
     });
@@ -60,7 +64,7 @@ async fn share_stores(
     drop(joined.await);
 }
 
-async fn ask(fleet: &Weak<Fleet>, worker: &Worker, interval: Duration) {
+async fn ask(fleet: &Weak<Fleet>, worker: &Arc<Worker>, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
         let runs = worker.runs.load_full();

@@ -58,8 +58,8 @@ pub struct Route {
     pub looked_up_in: Duration,
     /// Blocks that have to come from the prefill worker.
     pub moved_blocks: u32,
-    /// Leading blocks in the stores that the worker shares with others; `None` if it has none, or another worker computes the
-    /// prompt.
+    /// Leading blocks in the stores that the worker shares with others; `None` if it has none, if another worker computes the prompt, or
+    /// if it may be more: the index knows no blocks of adapters in stores, and none of prompts whose tokens may be others.
     pub shared_blocks: Option<u32>,
     is_warm_up: bool,
 }
@@ -288,8 +288,10 @@ impl Chooser {
             looked_up_in: looked_up.duration_since(hashed),
             moved_blocks: if prefill.is_some() { moved_blocks } else { 0 },
             shared_blocks: match prefill {
-                None => decode.run.shared_stores().map(|shared| overlaps.any(shared)),
-                Some(_) => None,
+                None if wanted.audited && wanted.adapter.is_none() => {
+                    decode.run.shared_stores().map(|shared| overlaps.any(shared))
+                }
+                _ => None,
             },
             is_warm_up,
             decode: decode.clone(),

@@ -26,6 +26,8 @@ use crate::worker::WorkerRun;
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3);
 /// Between polls of a store that does not answer.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Between polls of a store whose answers do not count.
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(5);
 /// Between polls of a store that has changes all the time.
 const PAUSE_BETWEEN_CHANGES: Duration = Duration::from_millis(20);
 /// Groups of workers with a place in the index.
@@ -121,22 +123,29 @@ impl Stores {
         self.lock().iter().map(of).collect()
     }
 
-    /// Whether what a run of a worker says of its stores changes nothing.
+    /// Whether what a run of a worker says of its stores changes nothing now. Does not wait: a lock that is taken is for the next
+    /// report.
     pub(crate) fn is_known(&self, run: &WorkerRun, shared: Option<&SharedStores>) -> bool {
         if self.stores.is_empty() || !run.has_feed {
             return true;
         }
-        let groups = self.lock();
+        let Ok(groups) = self.groups.try_lock() else { return true };
         let own = groups.iter().find(|group| group.workers.contains(&run.member));
-        own.map(|group| &group.shared) == shared
+        own.map(|group| &group.shared) == shared.filter(|shared| self.are_told(shared))
+    }
+
+    /// Whether each of these stores has told its name: with one that this gateway does not know of, a worker finds more than is
+    /// known here.
+    fn are_told(&self, shared: &SharedStores) -> bool {
+        let is_told = |name: &String| self.stores.iter().any(|store| store.mirror().store() == Some(name));
+        shared.stores.iter().all(is_told)
     }
 
     /// A run of a worker has these stores from now on. Blocking: looks up all blocks that they hold.
     pub(crate) fn join(&self, index: &Index, run: &WorkerRun, shared: &SharedStores) {
         let mut groups = self.lock();
-        let names_one = |store: &Arc<Store>| store.mirror().store().is_some_and(|name| shared.has(name));
-        if !self.stores.iter().any(names_one) {
-            // None of its stores has answered yet: the next report says the same.
+        if !self.are_told(shared) {
+            // The next report says the same.
             return;
         }
         let known = groups.iter().position(|group| group.shared == *shared);
@@ -294,7 +303,7 @@ async fn poll_store(fleet: Weak<Fleet>, store: Arc<Store>) {
         let path = store.mirror().next_path();
         let answer = tokio::time::timeout(LONG_POLL_MAX + FORGOTTEN_AFTER, client.get_large(&path)).await;
         let Some(fleet) = fleet.upgrade() else { return };
-        let hangs = answer.is_err();
+        let (hangs, has_answered) = (answer.is_err(), matches!(answer, Ok(Ok(_))));
         let result = match answer {
             Ok(Ok(body)) => {
                 let (taking, by) = (Arc::clone(&store), Arc::clone(&fleet));
@@ -331,7 +340,7 @@ async fn poll_store(fleet: Weak<Fleet>, store: Arc<Store>) {
             // It fails with the runtime only.
             drop(forgotten);
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(if has_answered { PAUSE_AFTER_REFUSAL } else { PAUSE }).await;
     }
 }
 
@@ -432,6 +441,8 @@ mod tests {
         rig.join(1, &["n0", "n1"], TAG);
         rig.join(2, &["n0"], TAG);
         assert_eq!(rig.found(), [5, 3, 0], "the third does not know what it has not told itself");
+        let unknown = SharedStores { stores: vec!["n0".to_owned(), "elsewhere".to_owned()], tag: TAG };
+        assert!(!rig.stores.is_known(&rig.runs[0], Some(&unknown)), "it has left the others");
         rig.compute(2, 1);
         rig.change(0, [block(TAG, 9)], true);
         assert_eq!(rig.found(), [5, 3, 1]);

@@ -592,7 +592,8 @@ class Scheduler:
             for group, window in enumerate(self._windows)
             if group != self._prefix_group
         ]
-        others = handoff.shared_blocks(tracked.request)
+        # The gateway does not know what a salt makes of names.
+        others = None if tracked.salt else handoff.shared_blocks(tracked.request)
         return Question(tracked.question, names, first, tokens, self._block_tokens, queued, may_fetch, groups, tracked.tenant, others)
 
     def _offer(self, tracked: _Tracked, computed: int, blocks_of: BlocksOf) -> None:

@@ -105,7 +105,7 @@ class KvasirStats(KVConnectorStats):
         return {**self.data["counters"], **named}
 
     def is_empty(self) -> bool:
-        return not (self.data["counters"] or self.data["stores"])
+        return not (self.data["counters"] or self.data["stores"] or self.data["shared"])
 
 
 HANDOFF = {

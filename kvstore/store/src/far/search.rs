@@ -464,11 +464,12 @@ impl FarLinks {
             let Some(search) = self.searches.remove(&question) else { continue };
             let (tier, asked) = (self.links[search.tier].tier(), search.asked);
             let patience = asked + self.links[search.tier].patience();
-            let is_answered = self.reads.contains_key(&question);
-            if patience > now && !is_answered && self.late.len() < LATE_MAX {
+            let reading = self.reads.get(&question).map_or(0, |read| read.out);
+            if patience > now && reading == 0 && self.late.len() < LATE_MAX {
                 self.late.push_back(LateQuestion { question, tier, asked, patience });
             } else {
-                tiers.shared.observe_far(tier, 0, now.saturating_duration_since(asked), true);
+                let bytes = (reading * tiers.shared.config.block_bytes) as u64;
+                tiers.shared.observe_far(tier, bytes, now.saturating_duration_since(asked), true);
             }
             self.ask_next(search.next_tier(&tiers.shared), tiers);
         }

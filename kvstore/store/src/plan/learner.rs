@@ -166,7 +166,7 @@ impl<const N: usize> Learner<N> {
             self.add(&features, 2.0 * seconds);
             return;
         }
-        self.fit.restart(self.ratio(&features, 2.0 * seconds));
+        self.fit.restart(self.ratio(&features, 2.0 * seconds), &features);
         self.spread = [0.0; BUCKETS];
         (self.run, self.misfits, self.unfinished, self.rows_here) = (0, 0, 0, 0);
         self.changes += 1;
@@ -182,7 +182,7 @@ impl<const N: usize> Learner<N> {
     /// From the latest rows alone. The spread starts anew with their residuals.
     fn fit_afresh(&mut self, rows: usize) {
         let (features, seconds) = self.recent[0];
-        self.fit.restart(self.ratio(&features, seconds));
+        self.fit.restart(self.ratio(&features, seconds), &features);
         self.spread = [0.0; BUCKETS];
         self.run = 0;
         self.misfits = 0;
@@ -275,6 +275,18 @@ mod tests {
         let high = learner.spread(0.99);
         assert!((1.4..3.2).contains(&high), "{high}");
         assert!((0.8..1.25).contains(&learner.spread(0.5)), "{}", learner.spread(0.5));
+    }
+
+    #[test]
+    fn rows_without_bytes_change_the_latency_alone() {
+        let bandwidth = |learner: &Learner<2>| learner.parameters()[1];
+        let mut learner = Learner::new([1e-3, 2e-9]);
+        (0..20).for_each(|_| learner.observe([1.0, 0.0], 1e-4));
+        assert!((learner.predict(&[1.0, 0.0]) / 1e-4 - 1.0).abs() < 0.01);
+        assert!((bandwidth(&learner) / 2e-9 - 1.0).abs() < 0.01, "{}", bandwidth(&learner));
+        (0..3).for_each(|_| learner.observe_unfinished([1.0, 0.0], 1.0));
+        assert!((learner.predict(&[1.0, 0.0]) / 2.0 - 1.0).abs() < 0.01);
+        assert!((bandwidth(&learner) / 2e-9 - 1.0).abs() < 0.01, "{}", bandwidth(&learner));
     }
 
     #[test]

@@ -35,9 +35,10 @@ impl<const N: usize> LeastSquares<N> {
         features.iter().zip(&self.parameters).map(|(feature, parameter)| feature * parameter).sum()
     }
 
-    /// Forgets every row and multiplies the solution.
-    pub(crate) fn restart(&mut self, factor: f64) {
-        *self = Self::new(self.parameters.map(|parameter| parameter * factor));
+    /// Forgets every row and multiplies the solution, as far as a row with these features says anything of it.
+    pub(crate) fn restart(&mut self, factor: f64, features: &[f64; N]) {
+        let scaled = |at: usize| self.parameters[at] * if features[at] == 0.0 { 1.0 } else { factor };
+        *self = Self::new(std::array::from_fn(scaled));
     }
 
     /// Adds a row of a weight after the older rows have been multiplied by `keep`.
