@@ -78,10 +78,10 @@ soak_while_a_rail_is_torn_out() {
     before=$(packets_sent rxe1)
     (
         for _ in $(seq 120); do
-            [ "$(packets_sent rxe1)" -lt $((before + 500)) ] || break
+            [ "$(packets_sent rxe1)" -lt $((before + 100)) ] || break
             sleep 0.5
         done
-        sleep 2 && ip link delete dummy1
+        sleep 1 && ip link delete dummy1
     ) &
     soak 14 'rdma:rxe0,rdma:rxe1' 600 | tee /run/soak
     wait
