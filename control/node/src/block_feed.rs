@@ -1,4 +1,4 @@
-//! What the pool of `kvasir store` holds, for gateways (`gateway.stores`): `GET /kvasir/blocks?instance=I&after=S`.
+//! The blocks that the pool of `kvasir store` holds, for gateways (`gateway.stores`): `GET /kvasir/blocks?instance=I&after=S`.
 //!
 //! The store's thread sends what its tiers gain and lose to a thread here, which does nothing else: a gateway that asks for
 //! everything never makes the store wait.
@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, watch};
 /// Answers that are made at a time: each may be a copy of all that the pool holds.
 const ANSWERS_MAX: usize = 2;
 
-/// What the pool holds, and who waits for changes of it.
+/// The pool's blocks, and the requests that wait for changes of them.
 #[derive(Debug)]
 pub(crate) struct BlockFeed {
     log: Mutex<ChangeLog>,
@@ -100,9 +100,9 @@ fn tier(medium: Medium) -> u8 {
 async fn answer(State(feed): State<Arc<BlockFeed>>, Query(known): Query<ChangesSince>) -> Response {
     let mut sequence = feed.sequence.subscribe();
     let has_changes = |_: &u64| feed.is_closing.load(Ordering::Relaxed) || feed.lock().has_changes(known);
-    // Also when nothing changes: the gateway sees that the store is alive.
+    // An answer without changes shows the gateway that the store is alive.
     let _changed = tokio::time::timeout(LONG_POLL_MAX, sequence.wait_for(has_changes)).await.is_ok();
-    // It is never closed.
+    // The semaphore is never closed.
     let Ok(_turn) = feed.answers.acquire().await else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };

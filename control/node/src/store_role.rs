@@ -144,7 +144,7 @@ fn pool(settings: &Settings) -> Result<Pool> {
     }
     let (news, moves) = std::sync::mpsc::channel();
     let tell = move |moved| {
-        // It is listened to as long as the store runs.
+        // The feed's thread listens as long as the store runs.
         let _unheard = news.send(moved);
     };
     let opened = tiers::open(&settings_of_pool, &blocks, tell)

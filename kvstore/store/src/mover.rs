@@ -120,7 +120,9 @@ impl Mover {
             self.offload(block);
         }
         self.tiers.evict_ahead();
-        self.tiers.tell_evicted_elsewhere();
+        if self.tiers.tell_evicted_elsewhere() {
+            is_idle = false;
+        }
         self.tiers.shared.loads.store(self.loads.len(), Ordering::Relaxed);
         self.loads.expire(now, &mut self.tiers);
         self.far.expire(now, &mut self.tiers);

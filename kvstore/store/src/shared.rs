@@ -63,10 +63,10 @@ pub struct PromptGroup<'a> {
     pub window_blocks: usize,
 }
 
-/// What is known of a prompt's blocks in the tiers of other nodes.
+/// Knowledge of a prompt's blocks in the tiers of other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Others {
-    /// They were asked: what they had is here.
+    /// The tiers were asked: what they had is here.
     Asked,
     /// Nothing.
     Unknown,
@@ -275,7 +275,7 @@ impl Shared {
         let Request { queued_tokens, previous, .. } = request;
         let available = held.len() - prompt.device_blocks;
         let others = match others {
-            // What is known concerns the nodes alone: further tiers may have more.
+            // The count concerns the nodes alone: further tiers may have more.
             Others::Hold(_) if self.others[..] != [Tier::Remote] => Others::Unknown,
             others => others,
         };

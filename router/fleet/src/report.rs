@@ -54,13 +54,13 @@ async fn share_stores(
             if let Some(stores) = stores {
                 by.stores.join(&by.index, &run, &stores);
             }
-            // This goes on when the worker is removed, and its runs may have left before they joined.
+            // The closure goes on when the worker is removed, and its runs may have left before they joined.
             if !Arc::ptr_eq(&before, &of.runs.load_full()) {
                 by.stores.leave(&by.index, &run);
             }
         }
     });
-    // It fails with the runtime only.
+    // The task fails with the runtime only.
     drop(joined.await);
 }
 

@@ -22,8 +22,11 @@ use router_radix::{Index, Member};
 use crate::fleet::Fleet;
 use crate::worker::WorkerRun;
 
-/// What a store held is forgotten so long after the first poll that failed.
+/// Time from the first failed poll of a store until what it held is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(3);
+/// How long the first answer may take, and one after everything was forgotten: it has all that the store holds, and a slow link is not
+/// a dead store.
+const WHOLE_ANSWER_WITHIN: Duration = Duration::from_secs(120);
 /// Between polls of a store that does not answer.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Between polls of a store whose answers do not count.
@@ -40,7 +43,7 @@ const GROUPS_MAX: usize = 64;
 pub struct Stores {
     stores: Vec<Arc<Store>>,
     groups: Mutex<Vec<Group>>,
-    /// It was said that there are too many groups.
+    /// The warning about too many groups was logged.
     is_full: AtomicBool,
 }
 
@@ -179,11 +182,13 @@ impl Stores {
             group.blocks.joined(index, run.member);
         } else {
             for store in &self.stores {
-                let mirror = store.mirror();
-                if mirror.store().is_some_and(|name| group.shared.has(name)) {
-                    let blocks: Vec<BlockIdentity> = mirror.held().copied().collect();
-                    group.change(index, &blocks, true);
-                }
+                // Copied: the store's task must not wait for the mirror. `groups` is locked, so that the mirror stays as it is.
+                let blocks: Vec<BlockIdentity> = {
+                    let mirror = store.mirror();
+                    let is_theirs = mirror.store().is_some_and(|name| group.shared.has(name));
+                    mirror.held().copied().filter(|_| is_theirs).collect()
+                };
+                group.change(index, &blocks, true);
             }
         }
         run.set_shared_stores(Some(group.blocks.member()));
@@ -192,6 +197,9 @@ impl Stores {
 
     /// The run has no stores any more. Before its place in the index is given back.
     pub(crate) fn leave(&self, index: &Index, run: &WorkerRun) {
+        if self.stores.is_empty() {
+            return;
+        }
         let mut groups = self.lock();
         run.set_shared_stores(None);
         for group in &mut *groups {
@@ -300,8 +308,12 @@ async fn poll_store(fleet: Weak<Fleet>, store: Arc<Store>) {
     let client = EngineClient::new(&store.url, tls.as_ref());
     let mut failed_since: Option<Instant> = None;
     loop {
-        let path = store.mirror().next_path();
-        let answer = tokio::time::timeout(LONG_POLL_MAX + FORGOTTEN_AFTER, client.get_large(&path)).await;
+        let (path, is_empty) = {
+            let mirror = store.mirror();
+            (mirror.next_path(), mirror.is_empty())
+        };
+        let limit = if is_empty { WHOLE_ANSWER_WITHIN } else { LONG_POLL_MAX + FORGOTTEN_AFTER };
+        let answer = tokio::time::timeout(limit, client.get_large(&path)).await;
         let Some(fleet) = fleet.upgrade() else { return };
         let (hangs, has_answered) = (answer.is_err(), matches!(answer, Ok(Ok(_))));
         let result = match answer {
@@ -337,7 +349,7 @@ async fn poll_store(fleet: Weak<Fleet>, store: Arc<Store>) {
             let forgetting = Arc::clone(&store);
             let forgotten =
                 tokio::task::spawn_blocking(move || fleet.stores.forget(&fleet.index, &forgetting)).await;
-            // It fails with the runtime only.
+            // The task fails with the runtime only.
             drop(forgotten);
         }
         tokio::time::sleep(if has_answered { PAUSE_AFTER_REFUSAL } else { PAUSE }).await;

@@ -62,7 +62,7 @@ struct LateQuestion {
     question: u64,
     tier: Tier,
     asked: Instant,
-    /// It is given up then.
+    /// When the question is given up.
     patience: Instant,
 }
 
@@ -217,7 +217,7 @@ impl FarLinks {
             let question = self.next_question;
             self.next_question += 1;
             let patience = now + link.patience();
-            // Its answer is measured also when the search does not wait for it any more.
+            // The answer is measured also when the search does not wait for it any more.
             if link.look_up(question, chain, search.found, patience) {
                 (search.asked, search.patience, search.mapped) = (now, patience.min(*deadline), 0);
                 self.searches.insert(question, search);
@@ -281,7 +281,7 @@ impl FarLinks {
             return self.links.iter_mut().for_each(|link| link.leave(question));
         };
         if blocks == 0 || search.is_cut {
-            // Also when there is nothing: how long that takes decides whether the tier is asked again.
+            // The time of an answer without blocks counts, too: it decides whether the tier is asked again.
             let link = &self.links[search.tier];
             let (tier, asked, patience) = (link.tier(), search.asked, search.asked + link.patience());
             let bytes = (search.mapped * tiers.shared.config.block_bytes) as u64;

@@ -556,7 +556,7 @@ impl World {
         }
     }
 
-    /// What a pool evicts from host memory is told later, when the block may be there again.
+    /// Evictions by a pool are published later, when the block may be there again.
     fn is_told_again(&self, medium: Medium) -> bool {
         self.pool_clients.is_some() && medium == Medium::Host
     }

@@ -16,6 +16,8 @@ use crate::shared::HOST;
 /// Slots that are kept free for callers who fill them: a part of host memory, as a divisor, and at most.
 const AHEAD_SHARE: usize = 32;
 const AHEAD_MAX: usize = 16;
+/// Evictions by other threads that are published in a round.
+const EVICTED_TOLD_MAX: usize = 256;
 
 /// Where a block of host memory came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,14 +142,19 @@ impl Tiers {
         self.tell_gone_from_host(identity);
     }
 
-    /// Tells of blocks that other threads have evicted. This thread alone puts blocks into host memory, and tells so at once: one that
-    /// is there again by now was told after it had left.
-    pub(crate) fn tell_evicted_elsewhere(&mut self) {
-        while let Some(identity) = self.shared.evicted_elsewhere.pop() {
+    /// Publishes the removal of blocks that other threads have evicted, some of them a round; false when there was none. This thread
+    /// alone registers host blocks. A block that is present was stored again after its eviction and that event is already out, so
+    /// that no removal follows.
+    pub(crate) fn tell_evicted_elsewhere(&mut self) -> bool {
+        let mut told = false;
+        for _ in 0..EVICTED_TOLD_MAX {
+            let Some(identity) = self.shared.evicted_elsewhere.pop() else { break };
+            told = true;
             if !self.shared.holds(HOST, &identity) {
                 self.tell_gone_from_host(identity);
             }
         }
+        told
     }
 
     /// Takes a block out of host memory, also one that is leaving it.
