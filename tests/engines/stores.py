@@ -31,10 +31,12 @@ KNOWN_SECONDS = 20  # until the gateway knows what engines share and stores hold
 # becomes longer than the model takes.
 WORDS, CONVERSATIONS = ("150", "250"), "120"
 SETTLE = "1.0"  # seconds between the turns of a conversation: blocks go to the stores behind the answer
-COUNTERS = ("loaded_blocks_total", "missing_blocks_total", "store_far_read", "store_late", "store_recomputed")
-# Engines make plans: on a machine of two cores some do not ask the stores, or do not wait for their answers, because computing seems as fast.
-# The aim is 0.99.
-EXACT_MIN, EXACT_MIN_DEAD, FOLLOWED_MIN = 0.9, 0.5, 10
+COUNTERS = ("loaded_blocks_total", "missing_blocks_total", "store_far_read", "store_late", "store_recomputed",
+            "store_far_searches", "store_far_unanswered", "store_far_cut", "store_far_not_asked")
+EXACT_MIN, EXACT_MIN_DEAD, FOLLOWED_MIN = 0.99, 0.95, 10
+# vLLM's processes spin on both cores. A store that has to wait until one of them pauses answers later than the engine could compute: 2 to 6 %
+# of the prompts were computed. Where machines have a core for each store there is no such wait; here stores come first instead.
+STORE_FIRST = ("chrt", "--fifo", "1")
 FOLLOWING = 12  # prompts that lie in the stores alone
 FOLLOWING_WORDS = 500
 
@@ -84,6 +86,11 @@ class Check:
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         settings = SimpleNamespace(kvasir=options.kvasir, namespaces=False, transport=options.transport, disk=False)
         self.stores = [shared.Pool(settings, number) for number in range(2)]
+        if subprocess.run([*STORE_FIRST, "true"], stderr=subprocess.DEVNULL).returncode == 0:
+            for store in self.stores:
+                store.prefix = list(STORE_FIRST)
+        else:
+            print("  stores may not run before vLLM's processes here (chrt --fifo): answers that come late make predictions inexact", flush=True)
         os.environ["KVASIR_NODES"] = json.dumps([f"{store.name}={store.address}" for store in self.stores])
         self.chance = random.Random(options.seed)
         self.gateway = Gateway(options, self.stores, self.ports)

@@ -294,6 +294,10 @@ typedef struct kvasir_kv_statistics {
     uint64_t checksummed_bytes; /* bytes whose checksums processors have taken, in all stores of the process */
     uint64_t disk_write_failures; /* writes to the disk that failed; with write = "through" they are tried again while the blocks are
                                    * in memory */
+    uint64_t far_searches;   /* searches of prompts' blocks on other nodes or in object storage */
+    uint64_t far_unanswered; /* tiers whose answers came too late for such a search */
+    uint64_t far_cut;        /* such searches that found blocks for which there was no room here */
+    uint64_t far_not_asked;  /* blocks that `others` said were there and that plans did not ask for, at each kvasir_kv_plan_prompt */
 } kvasir_kv_statistics;
 
 /*

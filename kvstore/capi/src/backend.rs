@@ -218,6 +218,14 @@ pub struct Statistics {
     pub checksummed_bytes: u64,
     /// Writes to the disk that failed; with write-through they are tried again.
     pub disk_write_failures: u64,
+    /// Searches of prompts' blocks on other nodes or in object storage.
+    pub far_searches: u64,
+    /// Tiers whose answers came too late for such a search.
+    pub far_unanswered: u64,
+    /// Such searches that found blocks for which there was no room here.
+    pub far_cut: u64,
+    /// Blocks that other nodes were known to hold and that plans did not ask for: computing them takes no longer.
+    pub far_not_asked: u64,
 }
 
 /// A call that failed.

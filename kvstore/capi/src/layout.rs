@@ -28,7 +28,7 @@ const _: () = {
     assert!(offset_of!(Completion, reserved) == 12 && offset_of!(Completion, meta_bytes) == 16);
     assert!(offset_of!(Completion, payload_bytes) == 24);
 
-    assert!(size_of::<Statistics>() == 200 && align_of::<Statistics>() == 8);
+    assert!(size_of::<Statistics>() == 232 && align_of::<Statistics>() == 8);
     assert!(offset_of!(Statistics, blocks) == 0 && offset_of!(Statistics, hits) == 24);
     assert!(offset_of!(Statistics, evicted) == 56 && offset_of!(Statistics, disk_blocks) == 64);
     assert!(size_of::<Event>() == 24 && offset_of!(Event, kind) == 16 && offset_of!(Event, tier) == 20);
@@ -37,6 +37,7 @@ const _: () = {
     assert!(offset_of!(Statistics, prefetched) == 160 && offset_of!(Statistics, prefetch_wasted) == 176);
     assert!(offset_of!(Statistics, checksummed_bytes) == 184);
     assert!(offset_of!(Statistics, disk_write_failures) == 192);
+    assert!(offset_of!(Statistics, far_searches) == 200 && offset_of!(Statistics, far_not_asked) == 224);
 
     assert!(size_of::<Plane>() == 24 && align_of::<Plane>() == 8);
     assert!(offset_of!(Plane, start) == 0 && offset_of!(Plane, block_stride) == 8);

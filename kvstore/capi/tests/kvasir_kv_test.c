@@ -62,7 +62,7 @@ ASSERT_LAYOUT(group, sizeof(kvasir_kv_group) == 16 && offsetof(kvasir_kv_group, 
 ASSERT_LAYOUT(plan, sizeof(kvasir_kv_plan) == 16 && offsetof(kvasir_kv_plan, blocks) == 8);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
-ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 200 && offsetof(kvasir_kv_statistics, hits) == 24);
+ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 232 && offsetof(kvasir_kv_statistics, hits) == 24);
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
 ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
 ASSERT_LAYOUT(statistics_damaged, offsetof(kvasir_kv_statistics, damaged) == 104);
@@ -72,6 +72,8 @@ ASSERT_LAYOUT(statistics_late, offsetof(kvasir_kv_statistics, late) == 152);
 ASSERT_LAYOUT(statistics_prefetch_wasted, offsetof(kvasir_kv_statistics, prefetch_wasted) == 176);
 ASSERT_LAYOUT(statistics_checksummed_bytes, offsetof(kvasir_kv_statistics, checksummed_bytes) == 184);
 ASSERT_LAYOUT(statistics_disk_write_failures, offsetof(kvasir_kv_statistics, disk_write_failures) == 192);
+ASSERT_LAYOUT(statistics_far_searches, offsetof(kvasir_kv_statistics, far_searches) == 200);
+ASSERT_LAYOUT(statistics_far_not_asked, offsetof(kvasir_kv_statistics, far_not_asked) == 224);
 ASSERT_LAYOUT(handoff, sizeof(kvasir_kv_handoff) == 104 && offsetof(kvasir_kv_handoff, operation) == 8);
 ASSERT_LAYOUT(handoff_first_block, offsetof(kvasir_kv_handoff, first_block) == 12);
 ASSERT_LAYOUT(handoff_content, offsetof(kvasir_kv_handoff, content) == 16);

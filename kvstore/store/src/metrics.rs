@@ -15,6 +15,10 @@ pub struct StoreCounters {
     pub(crate) write_failures: AtomicU64,
     pub(crate) to_far: AtomicU64,
     pub(crate) far_too_large: AtomicU64,
+    pub(crate) far_searches: AtomicU64,
+    pub(crate) far_unanswered: AtomicU64,
+    pub(crate) far_cut: AtomicU64,
+    pub(crate) far_not_asked: AtomicU64,
     pub(crate) not_admitted: AtomicU64,
     pub(crate) gone_unwritten: AtomicU64,
     pub(crate) disk_evicted: AtomicU64,
@@ -86,6 +90,26 @@ impl StoreCounters {
                 "far_too_large_blocks",
                 "Blocks that do not fit the slots of other nodes",
                 read(&self.far_too_large),
+            ),
+            (
+                "far_searches",
+                "Searches of prompts' blocks on other nodes or in objects",
+                read(&self.far_searches),
+            ),
+            (
+                "far_unanswered_searches",
+                "Tiers whose answers came too late for such a search",
+                read(&self.far_unanswered),
+            ),
+            (
+                "far_cut_searches",
+                "Such searches that found blocks for which there was no room here",
+                read(&self.far_cut),
+            ),
+            (
+                "far_not_asked_blocks",
+                "Blocks that other nodes were known to hold and were not asked for: fetching them would have taken longer than computing",
+                read(&self.far_not_asked),
             ),
             (
                 "device_failures",

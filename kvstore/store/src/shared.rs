@@ -342,6 +342,9 @@ impl Shared {
                 return (Plan::AskOthers { deadline }, probe);
             }
         }
+        if let Others::Hold(_) = others {
+            StoreCounters::add(&self.counters.far_not_asked, missing);
+        }
         estimates.previous = chosen.choice();
         let blocks = chosen.recompute_from.saturating_sub(prompt.device_blocks);
         StoreCounters::add(&self.counters.not_worth, available.saturating_sub(blocks));

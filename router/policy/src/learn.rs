@@ -2,6 +2,10 @@
 //! request and the time to its first token.
 //!
 //! The equations are solved anew every few observations; [`LeastSquares`] says how.
+//!
+//! Prompts go where they seem fastest, so an error in what a block from a lower tier costs would not show itself: one slow load, the
+//! first of an engine, say, and no prompt would be sent where its blocks are. Therefore such blocks are taken for as cheap as the first
+//! guess has them until some loads have been seen, and again when no load has been seen for long.
 
 use crate::least_squares::LeastSquares;
 
@@ -121,6 +125,13 @@ const FORGETTING: f64 = 0.995;
 /// Weight of the first guess, in observations of one second.
 const GUESS_WEIGHT: f64 = 0.1;
 
+/// So many loads from lower tiers weigh as much as the first guess of what they cost, where that is less.
+const LOADS_OF_GUESS: f64 = 4.0;
+/// Of the number of loads seen, half is forgotten after 700 prompts.
+const LOADS_FORGETTING: f64 = 0.999;
+/// The feature of [`Speed::per_onboard`].
+const ONBOARDED: usize = FEATURES - 1;
+
 /// So many first observations are solved for at once, then every so many: by then one more changes little.
 const SOLVED_EACH_UNTIL: u64 = 100;
 const SOLVED_EVERY: u64 = 4;
@@ -131,6 +142,10 @@ pub struct Learner {
     /// Of scaled features, weighted by the time.
     regression: LeastSquares<FEATURES>,
     weights: [f64; FEATURES],
+    /// The first guess of what a block from a lower tier costs.
+    guessed_onboard: f64,
+    /// Observations with blocks from lower tiers; old ones fade.
+    loads: f64,
     observations: u64,
     /// Mean relative error of the last predictions.
     error: f64,
@@ -149,7 +164,14 @@ impl Learner {
         let mut weights = guess.to_array();
         weights.iter_mut().zip(SCALES).for_each(|(weight, scale)| *weight *= scale);
         let regression = LeastSquares::new(weights, GUESS_WEIGHT, FORGETTING);
-        Self { regression, weights, observations: 0, error: 0.0 }
+        Self {
+            regression,
+            weights,
+            guessed_onboard: guess.per_onboard,
+            loads: 0.0,
+            observations: 0,
+            error: 0.0,
+        }
     }
 
     /// What is known now. Never negative: more work takes no less time.
@@ -157,7 +179,11 @@ impl Learner {
     pub fn speed(&self) -> Speed {
         let mut array = self.weights;
         array.iter_mut().zip(SCALES).for_each(|(weight, scale)| *weight /= scale);
-        Speed::from_array(array)
+        let learned = Speed::from_array(array);
+        let hoped = learned.per_onboard.min(self.guessed_onboard);
+        let per_onboard =
+            (self.loads * learned.per_onboard + LOADS_OF_GUESS * hoped) / (self.loads + LOADS_OF_GUESS);
+        Speed { per_onboard, ..learned }
     }
 
     /// Requests seen.
@@ -177,6 +203,7 @@ impl Learner {
         if !seconds.is_finite() || seconds <= 0.0 || features.iter().any(|feature| !feature.is_finite()) {
             return;
         }
+        self.loads = self.loads * LOADS_FORGETTING + f64::from(u8::from(features[ONBOARDED] > 0.0));
         let mut x = features;
         x.iter_mut().zip(SCALES).for_each(|(feature, scale)| *feature /= scale);
         // Weighted by the time: a long request must not outweigh a hundred short ones.
@@ -256,6 +283,57 @@ mod tests {
         factors[0].observe(f64::NAN, 1.0);
         factors[0].observe(0.0, 1.0);
         assert_eq!(factors[0], before, "nonsense changes nothing");
+    }
+
+    /// The first load of an engine is slow; others are fast. And loads of another fleet are slow for good.
+    #[test]
+    fn one_slow_load_does_not_end_loading_and_slow_loads_do() {
+        let computed = |learner: &Learner, tokens: f64| {
+            learner.speed().seconds([1.0, tokens, tokens * tokens / 1e6, 0.0, 0.0])
+        };
+        let loaded = |learner: &Learner| learner.speed().seconds([1.0, 32.0, 0.02, 0.0, 16.0]);
+        let seconds = |tokens: f64| 0.006 + 4e-5 * tokens;
+        let mut learner = Learner::default();
+        let compute = |learner: &mut Learner, times: usize| {
+            for turn in 0..times {
+                let tokens = 100.0 + 40.0 * (turn % 16) as f64;
+                learner.observe([1.0, tokens, tokens * tokens / 1e6, 0.0, 0.0], seconds(tokens));
+            }
+        };
+        let load = |learner: &mut Learner, block_s: f64| {
+            learner.observe([1.0, 32.0, 0.02, 0.0, 16.0], seconds(32.0) + 16.0 * block_s);
+        };
+        compute(&mut learner, 60);
+        // Three times as long as computing.
+        load(&mut learner, 5e-3);
+        assert!(loaded(&learner) < computed(&learner, 544.0), "{:?}", learner.speed());
+        let mut loads = 1;
+        while loaded(&learner) < computed(&learner, 544.0) {
+            load(&mut learner, 5e-3);
+            loads += 1;
+            assert!(loads < 10, "{:?}", learner.speed());
+        }
+        // Prompts are computed from then on, and a load is tried again now and then.
+        let mut tried = 0;
+        for _ in 0..4000 {
+            if loaded(&learner) < computed(&learner, 544.0) {
+                load(&mut learner, 5e-3);
+                tried += 1;
+            } else {
+                compute(&mut learner, 1);
+            }
+        }
+        println!("given up after {loads} slow loads; {tried} tried in 4,000 prompts");
+        assert!((2..30).contains(&tried), "{tried}");
+        // The tier has become fast: the next trials show it.
+        for _ in 0..2000 {
+            if loaded(&learner) < computed(&learner, 544.0) {
+                load(&mut learner, 1e-4);
+            } else {
+                compute(&mut learner, 1);
+            }
+        }
+        assert!(loaded(&learner) < 0.6 * computed(&learner, 544.0), "{:?}", learner.speed());
     }
 
     /// What sank the recursive form: very many observations, features of very different size, times that change.

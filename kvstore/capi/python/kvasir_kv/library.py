@@ -306,6 +306,10 @@ class _Statistics(ctypes.Structure):
             "prefetch_wasted",
             "checksummed_bytes",
             "disk_write_failures",
+            "far_searches",
+            "far_unanswered",
+            "far_cut",
+            "far_not_asked",
         )
     ]
 

@@ -298,6 +298,7 @@ impl FarLinks {
             let Some(reserved) = tiers.host_slot_now(search.prepare.tenant) else { break };
             slots.push(LentSlot::new(reserved.fill(), &self.lent));
         }
+        search.is_cut = slots.len() < blocks.min(search.prepare.chain.len() - search.found);
         if slots.is_empty() {
             // There is none for what further tiers have either.
             self.links[search.tier].leave(question);
@@ -451,6 +452,9 @@ impl FarLinks {
         for arriving in &mut self.arriving {
             // What has arrived becomes part of host memory all the same.
             if let Some(search) = arriving.search.take_if(|search| search.prepare.deadline <= now) {
+                if search.prepare.request != BACKGROUND_REQUEST {
+                    StoreCounters::add(&tiers.shared.counters.far_unanswered, 1);
+                }
                 end(&search, tiers);
             }
         }
@@ -465,6 +469,9 @@ impl FarLinks {
             let (tier, asked) = (self.links[search.tier].tier(), search.asked);
             let patience = asked + self.links[search.tier].patience();
             let reading = self.reads.get(&question).map_or(0, |read| read.out);
+            if search.prepare.request != BACKGROUND_REQUEST {
+                StoreCounters::add(&tiers.shared.counters.far_unanswered, 1);
+            }
             if patience > now && reading == 0 && self.late.len() < LATE_MAX {
                 self.late.push_back(LateQuestion { question, tier, asked, patience });
             } else {
@@ -485,6 +492,8 @@ fn end(search: &Search, tiers: &mut Tiers) {
     tiers.promise_mapped(rest);
     let (request, blocks) = (search.prepare.request, local_blocks(&search.prepare, &tiers.shared));
     if request != BACKGROUND_REQUEST {
+        StoreCounters::add(&tiers.shared.counters.far_searches, 1);
+        StoreCounters::add(&tiers.shared.counters.far_cut, usize::from(search.is_cut));
         tiers.shared.observe_search(search.has_found);
     }
     prepared(request, blocks, tiers);
