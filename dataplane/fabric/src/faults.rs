@@ -117,6 +117,10 @@ impl<F: Fabric> Fabric for CorruptingFabric<F> {
         self.inner.is_shown_to(peer, kind)
     }
 
+    fn mapped_slab(&self, peer: PeerId) -> Option<Arc<Slab>> {
+        self.inner.mapped_slab(peer)
+    }
+
     fn peer_shows(&self, peer: PeerId, kind: SlabKind) -> bool {
         self.inner.peer_shows(peer, kind)
     }

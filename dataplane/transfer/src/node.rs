@@ -90,6 +90,8 @@ pub struct TransferNode<F> {
     returned_expectations: Vec<TransferId>,
     /// Outbound transfers that were reserved in this round, for staging to see.
     reserved_now: Vec<TransferId>,
+    /// What inbound transfers that have ended in this round had in common with their senders: one may begin and end in a round.
+    ended_now: Vec<(TransferId, Cut)>,
     /// The time that the present call was given.
     now: Instant,
     /// Kept for their capacity.
@@ -133,6 +135,7 @@ impl<F: Fabric> TransferNode<F> {
             returned: Vec::new(),
             returned_expectations: Vec::new(),
             reserved_now: Vec::new(),
+            ended_now: Vec::new(),
             now: Instant::now(),
             peers_scratch: Vec::new(),
             sums_ended: Vec::new(),
@@ -234,6 +237,11 @@ impl<F: Fabric> TransferNode<F> {
         &self.reserved_now
     }
 
+    /// What inbound transfers that have ended since the last round began had in common with their senders.
+    pub(crate) fn ended_now(&self) -> &[(TransferId, Cut)] {
+        &self.ended_now
+    }
+
     /// The blocks that the receiver of a transfer has asked for, once it has.
     pub(crate) fn blocks_wanted(&self, transfer: TransferId) -> Option<Range<u32>> {
         let reservation = self.outbound.get(transfer)?.held.reservation()?;
@@ -287,6 +295,7 @@ impl<F: Fabric> TransferNode<F> {
     pub fn poll(&mut self, now: Instant, notices: &mut Vec<Notice>) -> usize {
         self.now = now;
         self.reserved_now.clear();
+        self.ended_now.clear();
         self.stop_returned();
         let summed = self.reap_sums();
         self.turn = self.next_turn;

@@ -297,6 +297,11 @@ impl<C: Copier> Staging<C> {
         }
         let mut own = std::mem::take(&mut self.notices);
         let moved = node.poll(now, &mut own);
+        for (transfer, cut) in node.ended_now() {
+            if let Some(incoming) = self.incoming.get_mut(transfer) {
+                incoming.agreed(*cut);
+            }
+        }
         own.drain(..).for_each(|notice| notices.extend(self.digest(notice)));
         self.notices = own;
         self.take_returned(node, now);

@@ -117,6 +117,7 @@ impl<F: Fabric> TransferNode<F> {
     /// Ends an inbound transfer. `writes_over`: the sender cannot write to its slots any more.
     pub(super) fn end_inbound(&mut self, transfer: TransferId, outcome: Outcome, writes_over: bool) {
         let Some(mut inbound) = self.inbound.remove(&transfer) else { return };
+        self.ended_now.extend(inbound.view().map(|(cut, _)| (transfer, cut)));
         self.tags.remove(&inbound.tag);
         self.timers.cancel(Timer::Arrival(transfer));
         self.forget_sums(inbound.number);

@@ -64,6 +64,11 @@ impl Incoming {
         self.cursor = 0;
     }
 
+    /// Notes what the sender has in common with this node, where no round has shown it.
+    pub(super) fn agreed(&mut self, cut: Cut) {
+        self.cut.get_or_insert(cut);
+    }
+
     /// Whether the node is done with it.
     pub(super) fn has_arrived(&self) -> bool {
         self.outcome.is_some()

@@ -7,6 +7,7 @@ mod direct;
 mod direct_borders;
 mod direct_rails;
 mod direct_steps;
+mod fast_peer;
 mod long;
 mod rig;
 mod runs;
