@@ -3,8 +3,8 @@
     stores.py --kvasir PATH [--ports 8101,8102] [--gateway 127.0.0.1:8200] [--cores 0,1] [--transport shm] [--requests 400] [--seed 1]
 
 First the gateway deals the turns of conversations out to both engines in turn, whose own memory has room for few of them: what one has
-computed the other finds in the stores, and the gateway's prediction of cached tokens is compared with what the engine reports. The
-same while one of the stores is dead. Then one engine has the stores and the other has not: requests for prompts that lie in the stores
+computed the other finds in the stores, and the gateway's prediction of cached tokens is compared with what the engine reports. Then the
+gateway starts again, and knows the blocks from its snapshot. The same comparison while one of the stores is dead. Then one engine has the stores and the other has not: requests for prompts that lie in the stores
 alone must go to the first.
 """
 
@@ -37,6 +37,8 @@ EXACT_MIN, EXACT_MIN_DEAD, FOLLOWED_MIN = 0.99, 0.95, 10
 # vLLM's processes spin on both cores. A store that has to wait until one of them pauses answers later than the engine could compute: 2 to 6 %
 # of the prompts were computed. Where machines have a core for each store there is no such wait; here stores come first instead.
 STORE_FIRST = ("chrt", "--fifo", "1")
+REMEMBERED_MIN = 0.95  # of the blocks that were known before a restart
+SNAPSHOT = LAB / "stores.snapshot"
 FOLLOWING = 12  # prompts that lie in the stores alone
 FOLLOWING_WORDS = 500
 
@@ -51,6 +53,7 @@ class Gateway:
         stores = json.dumps([f"http://{store.http}" for store in self.stores])
         configuration = LAB / "stores.toml"
         configuration.write_text(f'[gateway]\nmodel_folder = "{LAB}/tinymodel"\nmodel = "tiny"\nstores = {stores}\n'
+                                 f'snapshot_file = "{SNAPSHOT}"\n'
                                  f'[router]\nstrategy = "{strategy}"\n')
         command = [self.options.kvasir, "gateway", "--config", str(configuration), "--listen", self.options.gateway]
         for worker in self.workers:
@@ -72,10 +75,10 @@ class Gateway:
         held = sum(store["blocks"] for store in told["stores"])
         return sum(group["workers"] for group in groups), sum(group["indexed"] for group in groups), held
 
-    def stop(self):
+    def stop(self, how=signal.SIGKILL):
         if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
+            self.process.send_signal(how)
+            self.process.wait(30)
 
 
 class Check:
@@ -142,6 +145,7 @@ class Check:
 
     def go(self):
         print("two engines and two stores, requests in turn:")
+        SNAPSHOT.unlink(missing_ok=True)
         for store in self.stores:
             store.start()
         self.up(["shared-small"] * 2)
@@ -156,6 +160,7 @@ class Check:
         engines.wait("the last news of the stores", lambda: self.gateway.shared()[2] == counted, KNOWN_SECONDS)
         known = self.gateway.shared()[1]
         self.say(known > 0, f"the gateway has been told of all {counted} blocks in the stores, and knows what {known} of them are")
+        self.restart(counted, known)
         self.stores[1].kill()
         waited = engines.wait("a dead store to be forgotten", lambda: self.gateway.shared()[2] == self.stores[0].count("blocks"), KNOWN_SECONDS)
         print(f"  one store is killed, and forgotten {waited:.1f} s later")
@@ -164,6 +169,15 @@ class Check:
         self.gateway.stop()
         self.stores[1].start()
         self.follow()
+
+    def restart(self, counted, known_before):
+        """The gateway starts again: the stores tell what they hold, and the snapshot what that is."""
+        self.gateway.stop(signal.SIGTERM)
+        self.gateway.start("round-robin")
+        engines.wait("the engines' stores", lambda: self.gateway.shared()[0] == 2, KNOWN_SECONDS)
+        known, held = self.gateway.shared()[1:]
+        self.say(known >= REMEMBERED_MIN * known_before and held == counted,
+                 f"started again, the gateway knows {known} of the {held} blocks in the stores, after {known_before} of {counted}")
 
     def follow(self):
         print("one engine with the stores, and one without:")

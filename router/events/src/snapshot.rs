@@ -1,5 +1,6 @@
 //! The state of all publishers as bytes: a gateway that starts again, or one that joins, is warm before it takes
-//! its first request. It goes to a file and to a peer in the same form.
+//! its first request. It goes to a file and to a peer in the same form. Stores that workers share are in it too, for what their blocks
+//! are: which blocks they hold they tell themselves.
 //!
 //! `KVSNAP01`, the number of publishers, then for each: name, instance, tokens of a block, next sequence number, hash of
 //! the last message, groups that do not count, blocks. A block: the engine's name, the parent's, the hash of its tokens, copies in four
@@ -8,7 +9,7 @@
 //! A snapshot is only as good as its sequence number: what happened since is replayed, and a publisher that has
 //! started again since is recognised by its instance or by its numbers.
 
-use router_radix::{Held, IndexWriter, Tier};
+use router_radix::{Held, IndexWriter, Member, Tier};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::follower::Follower;
@@ -78,9 +79,16 @@ pub fn restore(state: &PublisherState, follower: &mut Follower, index: &mut Inde
     if state.block_tokens != follower.tracker().block_tokens() {
         return false;
     }
-    let member = follower.tracker().member();
+    restore_blocks(follower.tracker().member(), &state.held, index);
+    follower.tracker_mut().restore_groups(state.other_groups.iter().copied());
+    follower.resume(state.next, state.last);
+    true
+}
+
+/// Gives a member these blocks, parents before children.
+pub fn restore_blocks(member: Member, held: &[Held], index: &mut IndexWriter<'_>) {
     let starts_run = |a: &Held, b: &Held| b.parent == Some(a.key) && a.copies == b.copies;
-    for run in state.held.chunk_by(starts_run) {
+    for run in held.chunk_by(starts_run) {
         let keys: Vec<u64> = run.iter().map(|held| held.key).collect();
         let blocks: Vec<u64> = run.iter().map(|held| held.block).collect();
         for (tier, copies) in Tier::ALL.into_iter().zip(run[0].copies) {
@@ -89,9 +97,12 @@ pub fn restore(state: &PublisherState, follower: &mut Follower, index: &mut Inde
             }
         }
     }
-    follower.tracker_mut().restore_groups(state.other_groups.iter().copied());
-    follower.resume(state.next, state.last);
-    true
+}
+
+/// The state of blocks in stores, which have no messages: what a restart cannot ask them is what the blocks are.
+#[must_use]
+pub fn capture_stores(name: String, held: Vec<Held>) -> PublisherState {
+    PublisherState { name, instance: 0, block_tokens: 0, next: 0, last: 0, other_groups: Vec::new(), held }
 }
 
 /// All publishers as bytes.

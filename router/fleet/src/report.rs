@@ -52,7 +52,7 @@ async fn share_stores(
         for (run, stores) in news {
             by.stores.leave(&by.index, &run);
             if let Some(stores) = stores {
-                by.stores.join(&by.index, &run, &stores);
+                by.stores.join(&by.index, &run, &stores, &by.known);
             }
             // The closure goes on when the worker is removed, and its runs may have left before they joined.
             if !Arc::ptr_eq(&before, &of.runs.load_full()) {

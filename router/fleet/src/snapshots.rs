@@ -126,6 +126,7 @@ pub(crate) fn save(fleet: &Fleet) -> Vec<u8> {
         let state = snapshot::capture(name, instance, &follower, &fleet.index.write());
         all.insert(name.clone(), state);
     }
+    all.extend(fleet.stores.capture(&fleet.index).into_iter().map(|state| (state.name.clone(), state)));
     snapshot::encode(&all.into_values().collect::<Vec<_>>())
 }
 

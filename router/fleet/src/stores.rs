@@ -16,10 +16,12 @@ use kvstore_block::BlockIdentity;
 use router_engines::client::EngineClient;
 use router_engines::dialect::SharedStores;
 use router_events::shared_blocks::SharedBlocks;
+use router_events::snapshot::{self, PublisherState};
 use router_events::store_changes::{LONG_POLL_MAX, StoreChanges, StoreMirror, engine_hash, tag};
-use router_radix::{Index, Member};
+use router_radix::{Held, Index, Member};
 
 use crate::fleet::Fleet;
+use crate::snapshots::SnapshotCache;
 use crate::worker::WorkerRun;
 
 /// Time from the first failed poll of a store until what it held is forgotten.
@@ -33,6 +35,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(5);
 /// Between polls of a store that has changes all the time.
 const PAUSE_BETWEEN_CHANGES: Duration = Duration::from_millis(20);
+/// Blocks that go into the index in one go.
+const BLOCKS_AT_ONCE: usize = 4096;
 /// Groups of workers with a place in the index.
 const GROUPS_MAX: usize = 64;
 
@@ -144,8 +148,15 @@ impl Stores {
         shared.stores.iter().all(is_told)
     }
 
-    /// A run of a worker has these stores from now on. Blocking: looks up all blocks that they hold.
-    pub(crate) fn join(&self, index: &Index, run: &WorkerRun, shared: &SharedStores) {
+    /// A run of a worker has these stores from now on. Blocking: looks up all blocks that they hold. The first of a group finds in `known`
+    /// what blocks are that a gateway knew before.
+    pub(crate) fn join(
+        &self,
+        index: &Index,
+        run: &WorkerRun,
+        shared: &SharedStores,
+        known_before: &SnapshotCache,
+    ) {
         let mut groups = self.lock();
         if !self.are_told(shared) {
             // The next report says the same.
@@ -181,6 +192,9 @@ impl Stores {
         if known.is_some() {
             group.blocks.joined(index, run.member);
         } else {
+            let remembered =
+                known_before.take(&snapshot_name(shared)).and_then(|state| remember(index, &state.held));
+            let sources: Vec<Member> = group.workers.iter().copied().chain(remembered).collect();
             for store in &self.stores {
                 // Copied: the store's task must not wait for the mirror. `groups` is locked, so that the mirror stays as it is.
                 let blocks: Vec<BlockIdentity> = {
@@ -188,11 +202,24 @@ impl Stores {
                     let is_theirs = mirror.store().is_some_and(|name| group.shared.has(name));
                     mirror.held().copied().filter(|_| is_theirs).collect()
                 };
-                group.change(index, &blocks, true);
+                group.stored(index, &blocks, &sources);
+            }
+            if let Some(member) = remembered {
+                index.write().leave(member);
             }
         }
         run.set_shared_stores(Some(group.blocks.member()));
         tracing::info!(worker = run.name, stores = ?shared.stores, "worker shares stores with others");
+    }
+
+    /// What is known of the blocks in stores, for a gateway that starts.
+    pub(crate) fn capture(&self, index: &Index) -> Vec<PublisherState> {
+        let groups = self.lock();
+        let of = |group: &Group| {
+            let held = index.write().held(group.blocks.member());
+            snapshot::capture_stores(snapshot_name(&group.shared), held)
+        };
+        groups.iter().map(of).collect()
     }
 
     /// The run has no stores any more. Before its place in the index is given back.
@@ -261,14 +288,17 @@ impl Group {
         index.write().blocks_of(self.blocks.member()).iter().sum()
     }
 
-    /// Of these blocks, which one of its stores has gained or lost, those of its own.
-    fn change(&self, index: &Index, blocks: &[BlockIdentity], is_stored: bool) {
-        let own = blocks.iter().filter(|block| tag(block) == self.shared.tag);
-        let own: Vec<u64> = own.map(engine_hash).collect();
-        match is_stored {
-            true => self.blocks.stored(index, &self.workers, &own),
-            false => self.blocks.removed(index, &own),
-        }
+    /// Of these blocks, which one of its stores has gained, takes those of its own. `sources` may know what they are.
+    fn stored(&self, index: &Index, blocks: &[BlockIdentity], sources: &[Member]) {
+        self.blocks.stored(index, sources, &self.own_hashes(blocks));
+    }
+
+    fn removed(&self, index: &Index, blocks: &[BlockIdentity]) {
+        self.blocks.removed(index, &self.own_hashes(blocks));
+    }
+
+    fn own_hashes(&self, blocks: &[BlockIdentity]) -> Vec<u64> {
+        blocks.iter().filter(|block| tag(block) == self.shared.tag).map(engine_hash).collect()
     }
 }
 
@@ -293,8 +323,27 @@ fn remove_idle_group(groups: &mut Vec<Group>, index: &Index) -> bool {
 fn change(groups: &[Group], index: &Index, store: Option<&str>, blocks: &[BlockIdentity], is_stored: bool) {
     let Some(store) = store.filter(|_| !blocks.is_empty()) else { return };
     for group in groups.iter().filter(|group| group.shared.has(store)) {
-        group.change(index, blocks, is_stored);
+        match is_stored {
+            true => group.stored(index, blocks, &group.workers),
+            false => group.removed(index, blocks),
+        }
     }
+}
+
+/// The name of a group's state in a snapshot; no worker has a blank in its own.
+fn snapshot_name(shared: &SharedStores) -> String {
+    format!("stores {} {:04x}", shared.stores.join(","), shared.tag)
+}
+
+/// A member of the index that has these blocks for the time being: others are told by it what they are. `None` when the index has no
+/// place.
+fn remember(index: &Index, held: &[Held]) -> Option<Member> {
+    let member = index.write().join()?;
+    // Events of workers go in between.
+    for held in held.chunks(BLOCKS_AT_ONCE) {
+        snapshot::restore_blocks(member, held, &mut index.write());
+    }
+    Some(member)
 }
 
 /// Polls each store until the fleet is gone.
@@ -378,6 +427,8 @@ mod tests {
     struct Rig {
         /// Not the fleet's own, whose tasks would forget what is told here.
         stores: Stores,
+        /// What a gateway knew before.
+        known: SnapshotCache,
         fleet: Arc<Fleet>,
         runs: Vec<Arc<WorkerRun>>,
         logs: [ChangeLog; 2],
@@ -389,12 +440,13 @@ mod tests {
             let fleet = ready_pools(config(Policy::default()), &[3], 16);
             let runs = fleet.pools()[0].roster().iter().map(|rank| Arc::clone(&rank.run)).collect();
             let logs = [0, 1].map(|at| ChangeLog::new(&format!("n{at}"), 5));
-            Self { stores: Stores::new(&urls), fleet, runs, logs }
+            Self { stores: Stores::new(&urls), known: SnapshotCache::default(), fleet, runs, logs }
         }
 
         fn join(&self, worker: usize, stores: &[&str], tag: u16) {
             let stores = stores.iter().map(|name| (*name).to_owned()).collect();
-            self.stores.join(&self.fleet.index, &self.runs[worker], &SharedStores { stores, tag });
+            let shared = SharedStores { stores, tag };
+            self.stores.join(&self.fleet.index, &self.runs[worker], &shared, &self.known);
         }
 
         /// A worker computes the first blocks of the chain 100, 101, …, whose names are 1, 2, …
@@ -505,6 +557,44 @@ mod tests {
         );
         rig.stores.leave(&rig.fleet.index, &rig.runs[1]);
         assert!(rig.stores.groups(&rig.fleet.index).is_empty(), "nobody is there, and nothing is known");
+    }
+
+    /// A gateway that starts again hears from stores which blocks they hold, and remembers what these are.
+    #[tokio::test]
+    async fn what_blocks_in_stores_are_outlives_a_restart() {
+        let mut before = Rig::new().answered();
+        before.compute(0, 5);
+        before.join(0, &["n0", "n1"], TAG);
+        before.change(0, [1, 2, 4].map(|hash| block(TAG, hash)), true);
+        before.change(1, [2, 3].map(|hash| block(TAG, hash)), true);
+        let states = before.stores.capture(&before.fleet.index);
+        let bytes = snapshot::encode(&states);
+        let states = snapshot::decode(&bytes).expect("a snapshot");
+        let remembered = |states: &[PublisherState]| {
+            states.iter().map(|state| (state.name.clone(), state.clone())).collect()
+        };
+        let mut after = Rig::new().answered();
+        after.known.set(remembered(&states));
+        // Meanwhile one block has gone, and one has come that nobody knows.
+        after.change(0, [1, 2, 9].map(|hash| block(TAG, hash)), true);
+        after.change(1, [2, 3].map(|hash| block(TAG, hash)), true);
+        after.join(2, &["n0", "n1"], 7);
+        assert_eq!(after.found(), [0, 0, 0], "those of another model");
+        after.join(1, &["n0", "n1"], TAG);
+        assert_eq!(after.found(), [0, 3, 0]);
+        let groups = after.stores.groups(&after.fleet.index);
+        let known: Vec<_> = groups.iter().map(|group| (group.blocks, group.unresolved)).collect();
+        assert_eq!(known, [(0, 0), (3, 1)]);
+        after.change(1, [2].map(|hash| block(TAG, hash)), false);
+        assert_eq!(after.found()[1], 3, "the other store has a copy");
+        after.change(0, [1].map(|hash| block(TAG, hash)), false);
+        assert_eq!(after.found()[1], 0);
+        assert!(after.known.take(&states[0].name).is_none(), "it was taken over");
+        // Without a snapshot nothing is known.
+        let mut without = Rig::new().answered();
+        without.change(0, [1, 2].map(|hash| block(TAG, hash)), true);
+        without.join(1, &["n0", "n1"], TAG);
+        assert_eq!(without.found(), [0, 0, 0]);
     }
 
     #[tokio::test]
