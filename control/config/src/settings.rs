@@ -613,7 +613,7 @@ section! {
         /// that made the queue pairs).
         peer_dead_after: Duration = Duration::from_secs(10), in Duration::from_secs(1) => Duration::from_secs(600);
         /// How long a thread that moves blocks (a worker's hand-offs, its remote tier, a store's pool) polls its transports in vain
-        /// before it sleeps; it yields between two polls. `"0s"` sleeps at once.
+        /// before it sleeps. `"0s"` sleeps at once.
         spin: Duration = Duration::from_micros(50), in Duration::ZERO => Duration::from_millis(1);
         /// These threads never sleep: each takes a core for the lowest latency.
         busy_poll: bool = false;

@@ -262,9 +262,9 @@ mod tests {
         ringer.join().expect("ringer");
     }
 
-    /// How long a wake-up takes on average for a thread that shares its processor with one that computes.
-    fn mean_wake_up(spin: Duration) -> Duration {
-        const ROUNDS: usize = 200;
+    /// How long the middle one of many wake-ups takes for a thread that shares its processor with one that computes.
+    fn usual_wake_up(spin: Duration) -> Duration {
+        const ROUNDS: usize = 201;
         let core = rustix::thread::sched_getcpu().to_string();
         let cores: Cores = core.parse().expect("a core");
         let bell = Bell::new().expect("an eventfd");
@@ -273,7 +273,7 @@ mod tests {
         let micros = || origin.elapsed().as_micros() as u64;
         // Before its thread is bound to one processor, as in `ThreadPolicy::spawn`.
         let mut waiter = Waiter::new(Arc::clone(&bell), WaitPolicy::Sleep(spin));
-        let taken = std::thread::scope(|scope| {
+        let mut taken = std::thread::scope(|scope| {
             scope.spawn(|| {
                 cores.bind_thread().expect("it runs there already");
                 while !ended.load(Ordering::Relaxed) {
@@ -310,14 +310,18 @@ mod tests {
             ended.store(true, Ordering::Relaxed);
             waits.join().expect("no panic")
         });
-        Duration::from_micros(taken.iter().sum::<u64>() / ROUNDS as u64)
+        taken.sort_unstable();
+        Duration::from_micros(taken[ROUNDS / 2])
     }
 
     /// Yielding between polls cost a time slice at each wake-up.
     #[test]
     fn polling_does_not_make_wake_ups_late_beside_a_thread_that_computes() {
+        if std::thread::available_parallelism().is_ok_and(|count| count.get() == 1) {
+            return eprintln!("not tried: with one processor nobody polls");
+        }
         let ratio = |round: usize| {
-            let [polled, slept] = [SPIN_MAX / 20, Duration::ZERO].map(mean_wake_up);
+            let [polled, slept] = [SPIN_MAX / 20, Duration::ZERO].map(usual_wake_up);
             println!("{round}: {polled:?} after polling, {slept:?} without");
             polled.as_secs_f64() / slept.max(Duration::from_micros(100)).as_secs_f64()
         };

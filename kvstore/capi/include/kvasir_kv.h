@@ -126,9 +126,11 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *                               # A multiple of `segment`, or less than it and a multiple of 4 KiB
  *   path = ""                   # folder of the files, made when it is not there; for one open store at a time. Of several
  *                               # devices a list of folders, ["/a", "/b"], to 64: blocks are spread over them, and `capacity`
- *                               # has as many files of `segment` in each
+ *                               # has as many files of `segment` in each. Or a block device, or what `engine` wants
  *   engine = "auto"             # "io_uring", "pread", or "auto": io_uring where the kernel has and permits it, else
- *                               # pread; if it fails otherwise, open fails
+ *                               # pread; if it fails otherwise, open fails. "nvme-passthrough" takes /dev/ngXnY as `path`,
+ *                               # "nvme-user" and "spdk" the PCI address of a device that is bound to vfio-pci; "spdk" needs
+ *                               # the libraries of an installed SPDK, too
  *   segment = "256 MiB"         # size of one file; "1 MiB" to "64 GiB"
  *   depth = 64                  # reads and writes in flight; 1 to 1024
  *   eviction = "s3-fifo"
@@ -136,7 +138,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   write_frequency = 1         # only blocks that were put so often; 1 to 15
  *   write_bandwidth = "0 B"     # bytes written per second at most; "0 B" is no limit; to "1 TiB"
  *   write_per_day = "0 B"       # bytes written per day at most; "0 B" is no limit; to "1024 TiB"
- *   reformat = false            # make the files anew when they were written for another slot, instead of failing
+ *   reformat = false            # make the files anew when they were written for another slot, and overwrite what is on a
+ *                               # device, instead of failing
  *   [remote_tier]
  *   nodes = []                  # pools of other processes and nodes (`kvasir store`), like "a=shm:/tmp/kvasir-a-pool.sock" or
  *                               # "b=tcp:10.0.0.2:7400,rdma:10.0.0.2:7401": what each prints at its start; none is no tier.
@@ -295,7 +298,7 @@ typedef struct kvasir_kv_statistics {
     uint64_t disk_write_failures; /* writes to the disk that failed; with write = "through" they are tried again while the blocks are
                                    * in memory */
     uint64_t far_searches;   /* searches of prompts' blocks on other nodes or in object storage */
-    uint64_t far_unanswered; /* tiers whose answers came too late for such a search */
+    uint64_t far_unanswered; /* questions of these searches to a tier that were not answered in time */
     uint64_t far_cut;        /* such searches that found blocks for which there was no room here */
     uint64_t far_not_asked;  /* blocks that `others` said were there and that plans did not ask for, at each kvasir_kv_plan_prompt */
 } kvasir_kv_statistics;

@@ -220,7 +220,7 @@ pub struct Statistics {
     pub disk_write_failures: u64,
     /// Searches of prompts' blocks on other nodes or in object storage.
     pub far_searches: u64,
-    /// Tiers whose answers came too late for such a search.
+    /// Questions of these searches to a tier that were not answered in time.
     pub far_unanswered: u64,
     /// Such searches that found blocks for which there was no room here.
     pub far_cut: u64,

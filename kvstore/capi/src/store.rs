@@ -447,7 +447,7 @@ impl Backend for StoreBackend {
             checksummed_bytes: dataplane_checksum::checksummed_bytes(),
             disk_write_failures: of("disk_write_failures"),
             far_searches: of("far_searches"),
-            far_unanswered: of("far_unanswered_searches"),
+            far_unanswered: of("far_unanswered_questions"),
             far_cut: of("far_cut_searches"),
             far_not_asked: of("far_not_asked_blocks"),
         }

@@ -75,7 +75,7 @@ mod tiers;
 
 pub use builder::{DiskTier, HostTier, StoreBuilder};
 pub use config::{StoreConfig, WriteMode};
-pub use disk::OpenDisk;
+pub use disk::{DiskEngine, DiskTierConfig, OpenDisk};
 pub use error::StoreError;
 pub use far::{Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, Outgoing, ReturnedSlots};
 pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};

@@ -97,18 +97,18 @@ impl StoreCounters {
                 read(&self.far_searches),
             ),
             (
-                "far_unanswered_searches",
-                "Tiers whose answers came too late for such a search",
+                "far_unanswered_questions",
+                "Questions of these searches to a tier that were not answered in time",
                 read(&self.far_unanswered),
             ),
             (
                 "far_cut_searches",
-                "Such searches that found blocks for which there was no room here",
+                "Searches that found blocks for which there was no room here",
                 read(&self.far_cut),
             ),
             (
                 "far_not_asked_blocks",
-                "Blocks that other nodes were known to hold and were not asked for: fetching them would have taken longer than computing",
+                "Blocks that other nodes were known to hold and that plans did not ask for, at each look at a prompt: computing takes no longer",
                 read(&self.far_not_asked),
             ),
             (

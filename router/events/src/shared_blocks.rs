@@ -7,12 +7,17 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use router_radix::{EngineHash, Index, IndexWriter, Member, Tier};
+use router_radix::{EngineHash, Held, Index, IndexWriter, Member, Tier};
+
+use crate::snapshot;
 
 /// Unresolved hashes that are kept; further ones are left out, and are misses.
 const UNRESOLVED_MAX: usize = 1 << 22;
 /// Hashes that are looked up in one go: the index's writer is locked meanwhile.
 const HASHES_AT_ONCE: usize = 512;
+
+/// One copy in [`Tier::Remote`].
+const REMEMBERED_COPIES: [u32; 4] = [0, 0, 0, 1];
 
 /// What workers with the same stores find there: a member of the index, whose blocks are all in [`Tier::Remote`].
 #[derive(Debug)]
@@ -39,6 +44,24 @@ impl SharedBlocks {
     #[must_use]
     pub fn unresolved(&self) -> usize {
         self.lock().len()
+    }
+
+    /// Takes these for blocks that stores hold, for as long as it takes to hear from the stores which they do hold
+    /// ([`Self::stored`], then [`Self::forget_remembered`]): a gateway knew before what they are. Nobody may look for blocks here meanwhile.
+    pub fn remember(&self, index: &Index, held: &[Held]) {
+        for held in held.chunks(HASHES_AT_ONCE) {
+            let one_copy = |held: &Held| Held { copies: REMEMBERED_COPIES, ..*held };
+            let held: Vec<Held> = held.iter().map(one_copy).collect();
+            snapshot::restore_blocks(self.member, &held, &mut index.write());
+        }
+    }
+
+    /// Takes back what [`Self::remember`] has taken for stored.
+    pub fn forget_remembered(&self, index: &Index, held: &[Held]) {
+        for held in held.chunks(HASHES_AT_ONCE) {
+            let keys: Vec<EngineHash> = held.iter().map(|held| held.key).collect();
+            index.write().removed(self.member, Tier::Remote, &keys);
+        }
     }
 
     /// A store holds one copy more of each of these.

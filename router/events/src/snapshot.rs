@@ -1,6 +1,8 @@
 //! The state of all publishers as bytes: a gateway that starts again, or one that joins, is warm before it takes
-//! its first request. It goes to a file and to a peer in the same form. Stores that workers share are in it too, for what their blocks
-//! are: which blocks they hold they tell themselves.
+//! its first request. It goes to a file and to a peer in the same form.
+//!
+//! Stores that workers share have entries like publishers, named by [`stores_name`], without instance and messages. A store tells which
+//! blocks it holds; its entry says what they are, as far as their parents are in stores, too.
 //!
 //! `KVSNAP01`, the number of publishers, then for each: name, instance, tokens of a block, next sequence number, hash of
 //! the last message, groups that do not count, blocks. A block: the engine's name, the parent's, the hash of its tokens, copies in four
@@ -99,10 +101,17 @@ pub fn restore_blocks(member: Member, held: &[Held], index: &mut IndexWriter<'_>
     }
 }
 
-/// The state of blocks in stores, which have no messages: what a restart cannot ask them is what the blocks are.
+/// The entry of stores with these names, for workers whose blocks begin with this tag.
+#[must_use]
+pub fn stores_name(stores: &[String], tag: u16) -> String {
+    format!("stores {:016x} {tag:04x}", xxh3_64(stores.join("\0").as_bytes()))
+}
+
+/// What blocks in stores are. Of two such states the larger one counts as the newer.
 #[must_use]
 pub fn capture_stores(name: String, held: Vec<Held>) -> PublisherState {
-    PublisherState { name, instance: 0, block_tokens: 0, next: 0, last: 0, other_groups: Vec::new(), held }
+    let next = held.len() as u64;
+    PublisherState { name, instance: 0, block_tokens: 0, next, last: 0, other_groups: Vec::new(), held }
 }
 
 /// All publishers as bytes.
@@ -113,7 +122,9 @@ pub fn encode(publishers: &[PublisherState]) -> Vec<u8> {
     out.extend(MAGIC);
     out.extend((publishers.len() as u32).to_le_bytes());
     for publisher in publishers {
-        let name = &publisher.name.as_bytes()[..publisher.name.len().min(NAME_MAX)];
+        let whole =
+            (0..=publisher.name.len().min(NAME_MAX)).rev().find(|&len| publisher.name.is_char_boundary(len));
+        let name = &publisher.name.as_bytes()[..whole.unwrap_or(0)];
         out.extend((name.len() as u32).to_le_bytes());
         out.extend(name);
         out.extend(publisher.instance.to_le_bytes());

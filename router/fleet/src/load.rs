@@ -48,18 +48,27 @@ pub struct Speeds {
     learner: Mutex<Learner>,
     /// A copy for decisions.
     speed: [AtomicU64; FEATURES],
+    /// [`Speed::per_onboard`] as learned; decisions may hope for less.
+    learned_onboard: AtomicU64,
 }
 
 impl Default for Speeds {
     fn default() -> Self {
         let learner = Learner::default();
         let speed = learner.speed().to_array().map(|value| AtomicU64::new(value.to_bits()));
-        Self { learner: Mutex::new(learner), speed }
+        let learned_onboard = AtomicU64::new(learner.learned().per_onboard.to_bits());
+        Self { learner: Mutex::new(learner), speed, learned_onboard }
     }
 }
 
 impl Speeds {
     /// As learned so far.
+    fn learned(&self) -> Speed {
+        let per_onboard = f64::from_bits(self.learned_onboard.load(Ordering::Relaxed));
+        Speed { per_onboard, ..self.get() }
+    }
+
+    /// What to choose by.
     pub fn get(&self) -> Speed {
         Speed::from_array(
             [0, 1, 2, 3, 4].map(|at: usize| f64::from_bits(self.speed[at].load(Ordering::Relaxed))),
@@ -73,6 +82,7 @@ impl Speeds {
         for (cell, value) in self.speed.iter().zip(learner.speed().to_array()) {
             cell.store(value.to_bits(), Ordering::Relaxed);
         }
+        self.learned_onboard.store(learner.learned().per_onboard.to_bits(), Ordering::Relaxed);
     }
 
     /// Mean relative error of the predicted time to the first token.
@@ -140,7 +150,7 @@ impl Load {
     pub fn learn(&self, speeds: &Speeds, features: [f64; FEATURES], seconds: f64) {
         // A lost race loses one observation.
         let mut factor = Factor::from_parts(self.factor(), self.observations.load(Ordering::Relaxed));
-        factor.observe(speeds.get().seconds(features), seconds);
+        factor.observe(speeds.learned().seconds(features), seconds);
         self.factor.store(factor.value().to_bits(), Ordering::Relaxed);
         self.observations.store(factor.observations(), Ordering::Relaxed);
         speeds.learn(features, seconds / factor.value());

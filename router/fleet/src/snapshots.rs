@@ -47,6 +47,12 @@ impl SnapshotCache {
         known.as_mut()?.0.remove(name)
     }
 
+    /// The state of what outlives its workers; it stays until its time is over.
+    pub(crate) fn peek(&self, name: &str) -> Option<PublisherState> {
+        let known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        known.as_ref()?.0.get(name).cloned()
+    }
+
     /// Forgets workers with all of their ranks.
     pub(crate) fn forget(&self, workers: &[&str]) {
         let mut known = self.states.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,7 +91,7 @@ fn known(bytes: &[u8], from: &str) -> Option<States> {
     }
 }
 
-/// Adds what is newer, worker by worker: of one run of a worker, more messages are newer; of another run it cannot be said
+/// Adds what is newer, worker by worker and stores by stores: of one run of a worker, more messages are newer; of another run it cannot be said
 /// which is newer, and what came first stays.
 fn merge(into: &mut States, other: States) {
     for (name, state) in other {
@@ -167,6 +173,21 @@ mod tests {
             held: Vec::new(),
         };
         (name.to_owned(), state)
+    }
+
+    #[test]
+    fn of_two_states_of_stores_the_larger_one_counts() {
+        let name = snapshot::stores_name(&["n0".to_owned()], 7);
+        let of = |blocks: u64| {
+            let held = |key| router_radix::Held { key, parent: None, block: key, copies: [0, 0, 0, 1] };
+            let state = snapshot::capture_stores(name.clone(), (1..=blocks).map(held).collect());
+            States::from([(name.clone(), state)])
+        };
+        for order in [[0, 3, 2], [3, 0, 2], [2, 0, 3]] {
+            let mut all = States::new();
+            order.into_iter().for_each(|blocks| merge(&mut all, of(blocks)));
+            assert_eq!(all[&name].held.len(), 3, "{order:?}");
+        }
     }
 
     #[test]

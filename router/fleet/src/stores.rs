@@ -18,7 +18,7 @@ use router_engines::dialect::SharedStores;
 use router_events::shared_blocks::SharedBlocks;
 use router_events::snapshot::{self, PublisherState};
 use router_events::store_changes::{LONG_POLL_MAX, StoreChanges, StoreMirror, engine_hash, tag};
-use router_radix::{Held, Index, Member};
+use router_radix::{Index, Member};
 
 use crate::fleet::Fleet;
 use crate::snapshots::SnapshotCache;
@@ -35,14 +35,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(5);
 /// Between polls of a store that has changes all the time.
 const PAUSE_BETWEEN_CHANGES: Duration = Duration::from_millis(20);
-/// Blocks that go into the index in one go.
-const BLOCKS_AT_ONCE: usize = 4096;
 /// Groups of workers with a place in the index.
 const GROUPS_MAX: usize = 64;
 
 /// The stores of a fleet, and the workers that share them.
 ///
 /// Locks, in this order: `groups`, a store's `mirror`, a worker's follower; then the index's writer and what [`SharedBlocks`] locks.
+/// Snapshots are written under a lock of their own that comes before, and what a snapshot said is locked for a look alone.
 #[derive(Debug)]
 pub struct Stores {
     stores: Vec<Arc<Store>>,
@@ -193,8 +192,8 @@ impl Stores {
             group.blocks.joined(index, run.member);
         } else {
             let remembered =
-                known_before.take(&snapshot_name(shared)).and_then(|state| remember(index, &state.held));
-            let sources: Vec<Member> = group.workers.iter().copied().chain(remembered).collect();
+                known_before.peek(&snapshot_name(shared)).map(|state| state.held).unwrap_or_default();
+            group.blocks.remember(index, &remembered);
             for store in &self.stores {
                 // Copied: the store's task must not wait for the mirror. `groups` is locked, so that the mirror stays as it is.
                 let blocks: Vec<BlockIdentity> = {
@@ -202,24 +201,24 @@ impl Stores {
                     let is_theirs = mirror.store().is_some_and(|name| group.shared.has(name));
                     mirror.held().copied().filter(|_| is_theirs).collect()
                 };
-                group.stored(index, &blocks, &sources);
+                group.change(index, &blocks, true);
             }
-            if let Some(member) = remembered {
-                index.write().leave(member);
-            }
+            group.blocks.forget_remembered(index, &remembered);
         }
         run.set_shared_stores(Some(group.blocks.member()));
         tracing::info!(worker = run.name, stores = ?shared.stores, "worker shares stores with others");
     }
 
-    /// What is known of the blocks in stores, for a gateway that starts.
+    /// What is known of the blocks in stores, for a gateway that starts. Others get at the groups between two of them.
     pub(crate) fn capture(&self, index: &Index) -> Vec<PublisherState> {
-        let groups = self.lock();
-        let of = |group: &Group| {
+        let of = |shared: &SharedStores| {
+            let groups = self.lock();
+            let group = groups.iter().find(|group| group.shared == *shared)?;
             let held = index.write().held(group.blocks.member());
-            snapshot::capture_stores(snapshot_name(&group.shared), held)
+            (!held.is_empty()).then(|| snapshot::capture_stores(snapshot_name(shared), held))
         };
-        groups.iter().map(of).collect()
+        let all: Vec<SharedStores> = self.lock().iter().map(|group| group.shared.clone()).collect();
+        all.iter().filter_map(of).collect()
     }
 
     /// The run has no stores any more. Before its place in the index is given back.
@@ -288,17 +287,14 @@ impl Group {
         index.write().blocks_of(self.blocks.member()).iter().sum()
     }
 
-    /// Of these blocks, which one of its stores has gained, takes those of its own. `sources` may know what they are.
-    fn stored(&self, index: &Index, blocks: &[BlockIdentity], sources: &[Member]) {
-        self.blocks.stored(index, sources, &self.own_hashes(blocks));
-    }
-
-    fn removed(&self, index: &Index, blocks: &[BlockIdentity]) {
-        self.blocks.removed(index, &self.own_hashes(blocks));
-    }
-
-    fn own_hashes(&self, blocks: &[BlockIdentity]) -> Vec<u64> {
-        blocks.iter().filter(|block| tag(block) == self.shared.tag).map(engine_hash).collect()
+    /// Of these blocks, which one of its stores has gained or lost, those of its own.
+    fn change(&self, index: &Index, blocks: &[BlockIdentity], is_stored: bool) {
+        let own = blocks.iter().filter(|block| tag(block) == self.shared.tag);
+        let own: Vec<u64> = own.map(engine_hash).collect();
+        match is_stored {
+            true => self.blocks.stored(index, &self.workers, &own),
+            false => self.blocks.removed(index, &own),
+        }
     }
 }
 
@@ -323,27 +319,12 @@ fn remove_idle_group(groups: &mut Vec<Group>, index: &Index) -> bool {
 fn change(groups: &[Group], index: &Index, store: Option<&str>, blocks: &[BlockIdentity], is_stored: bool) {
     let Some(store) = store.filter(|_| !blocks.is_empty()) else { return };
     for group in groups.iter().filter(|group| group.shared.has(store)) {
-        match is_stored {
-            true => group.stored(index, blocks, &group.workers),
-            false => group.removed(index, blocks),
-        }
+        group.change(index, blocks, is_stored);
     }
 }
 
-/// The name of a group's state in a snapshot; no worker has a blank in its own.
 fn snapshot_name(shared: &SharedStores) -> String {
-    format!("stores {} {:04x}", shared.stores.join(","), shared.tag)
-}
-
-/// A member of the index that has these blocks for the time being: others are told by it what they are. `None` when the index has no
-/// place.
-fn remember(index: &Index, held: &[Held]) -> Option<Member> {
-    let member = index.write().join()?;
-    // Events of workers go in between.
-    for held in held.chunks(BLOCKS_AT_ONCE) {
-        snapshot::restore_blocks(member, held, &mut index.write());
-    }
-    Some(member)
+    snapshot::stores_name(&shared.stores, shared.tag)
 }
 
 /// Polls each store until the fleet is gone.
@@ -589,7 +570,9 @@ mod tests {
         assert_eq!(after.found()[1], 3, "the other store has a copy");
         after.change(0, [1].map(|hash| block(TAG, hash)), false);
         assert_eq!(after.found()[1], 0);
-        assert!(after.known.take(&states[0].name).is_none(), "it was taken over");
+        let store = Arc::clone(&after.stores.stores[0]);
+        after.stores.forget(&after.fleet.index, &store);
+        assert!(after.known.peek(&states[0].name).is_some(), "a group that starts anew finds it again");
         // Without a snapshot nothing is known.
         let mut without = Rig::new().answered();
         without.change(0, [1, 2].map(|hash| block(TAG, hash)), true);

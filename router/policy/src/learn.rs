@@ -176,10 +176,16 @@ impl Learner {
 
     /// What is known now. Never negative: more work takes no less time.
     #[must_use]
-    pub fn speed(&self) -> Speed {
+    pub fn learned(&self) -> Speed {
         let mut array = self.weights;
         array.iter_mut().zip(SCALES).for_each(|(weight, scale)| *weight /= scale);
-        let learned = Speed::from_array(array);
+        Speed::from_array(array)
+    }
+
+    /// What to choose by: loads that have hardly been seen are taken for cheap.
+    #[must_use]
+    pub fn speed(&self) -> Speed {
+        let learned = self.learned();
         let hoped = learned.per_onboard.min(self.guessed_onboard);
         let per_onboard =
             (self.loads * learned.per_onboard + LOADS_OF_GUESS * hoped) / (self.loads + LOADS_OF_GUESS);
@@ -192,7 +198,7 @@ impl Learner {
         self.observations
     }
 
-    /// Mean of |predicted − real| / real over the last requests.
+    /// Mean of |predicted − real| / real over the last requests, as predicted by [`Self::learned`].
     #[must_use]
     pub fn relative_error(&self) -> f64 {
         self.error

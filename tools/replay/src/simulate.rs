@@ -104,7 +104,7 @@ impl Fleet {
                     let flight = self.in_flight[number];
                     self.booked[worker].queued_tokens -= flight.uncached;
                     let factor = &mut self.factors[worker];
-                    factor.observe(self.learner.speed().seconds(flight.features), since);
+                    factor.observe(self.learner.learned().seconds(flight.features), since);
                     self.learner.observe(flight.features, since / factor.value());
                     self.ttft.saturating_record((since * 1e6) as u64);
                     self.cached_tokens += cached as u64;

@@ -102,6 +102,8 @@ fn a_transfer_that_begins_and_ends_in_one_round_is_copied_on() {
             let Side { staging, node, notices, .. } = &mut receiver;
             staging.poll(node, now, notices);
             rounds += 1;
+            // The first one begins with greetings.
+            assert!(transfer == 1 || node.is_idle(), "transfer {transfer} takes more than one round");
             assert!(rounds < 50, "transfer {transfer} never ends");
             if let Some(Notice::Arrived { slots, outcome, .. }) = notices.pop() {
                 break (slots, outcome);

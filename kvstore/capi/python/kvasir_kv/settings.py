@@ -15,7 +15,8 @@ computes prompts for others names a port in `transfer.listen`.
 
 Three things are filled in when the store's configuration leaves them out, because only the engine knows them:
 `store.slot`, which is a block's bytes, `device.ordinal` for tensors in CUDA memory, and a folder below
-`disk_tier.path` for each worker, because a folder is for one open store at a time. In `transfer`, the layout of blocks
+`disk_tier.path` for each worker, because a folder is for one open store at a time (of a list of devices for NVMe commands or SPDK
+each process takes its own). In `transfer`, the layout of blocks
 and the addresses of each process are filled in, too.
 """
 
@@ -27,6 +28,8 @@ from typing import Any
 
 from . import handoff
 
+_DEVICE_ENGINES = ("nvme-passthrough", "nvme-user", "spdk")
+"""Engines of `disk_tier` that take a device and no folder: one for each process."""
 _PAGE_BYTES = 4096
 _EVENTS = 1 << 18
 """`queue.events` of a worker's store: tier events that may wait for the next steps of the engine, 24 bytes each."""
@@ -140,7 +143,14 @@ class Settings:
         elif "device" in sections:
             raise SettingsError("kv_connector_extra_config: store has a section device, and the KV caches are in host memory")
         disk = sections.get("disk_tier", {})
-        if isinstance(paths := disk.get("path"), (list, tuple)):
+        if (engine := disk.get("engine")) in _DEVICE_ENGINES:
+            devices = disk.get("path")
+            devices = list(devices) if isinstance(devices, (list, tuple)) else [devices]
+            if process >= len(devices) or not isinstance(devices[process], str) or not devices[process]:
+                text = f"disk_tier.path has no device for process {process}: with engine {engine!r} each needs one of its own"
+                raise SettingsError(f"kv_connector_extra_config: {text}")
+            disk["path"] = devices[process]
+        elif isinstance(paths := disk.get("path"), (list, tuple)):
             if not all(isinstance(path, str) and path for path in paths):
                 raise SettingsError(f"kv_connector_extra_config: disk_tier.path lists something that is no folder: {paths!r}")
             disk["path"] = [str(Path(str(path)) / worker) for path in paths]

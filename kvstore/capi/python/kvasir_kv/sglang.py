@@ -139,7 +139,7 @@ class KvasirHiCache(HiCacheStorage):
         if config.is_mla_model and config.tp_size > 1 and others:
             # Of these, too, only one rank writes, and other ranks' stores do not fetch them.
             raise ValueError(f"KvasirHiCache: pools {others} of an MLA model with {config.tp_size} ranks are not supported")
-        text = self._settings.toml(largest, self._worker)
+        text = self._settings.toml(largest, self._worker, process=config.tp_rank + config.tp_size * config.pp_rank)
         self._store = Store.open(Library(self._settings.library), text)
         try:
             self._pools = {name: self._registered(pool) for name, pool in self._pools.items()}

@@ -48,7 +48,7 @@ STORE = {
     "prefetch_wasted": "Prefetched blocks whose conversation did not go on in time, since the start.",
     "far_too_large": "Blocks that do not fit the slots of other nodes (store.slot there), since the start.",
     "far_searches": "Searches of prompts' blocks on other nodes or in object storage, since the start.",
-    "far_unanswered": "Tiers whose answers came too late for such a search, since the start.",
+    "far_unanswered": "Questions of these searches to a tier that were not answered in time, since the start.",
     "far_cut": "Such searches that found blocks for which there was no room here, since the start.",
     "far_not_asked": "Blocks that other nodes were known to hold and that plans did not ask for, at each look, since the start.",
 }

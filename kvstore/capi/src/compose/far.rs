@@ -22,14 +22,11 @@ pub(super) fn bandwidth(
     settings: &Settings,
     block_bytes: usize,
 ) -> [Option<BandwidthLimit>; BandwidthTier::ALL.len()] {
-    let mut limits = [None; BandwidthTier::ALL.len()];
-    for (tier, bytes) in [
-        (BandwidthTier::Remote, settings.remote_tier.bandwidth),
-        (BandwidthTier::Object, settings.object_tier.bandwidth),
-    ] {
-        limits[tier.index()] = BandwidthLimit::per_second(bytes.0, block_bytes);
-    }
-    limits
+    let limits = [
+        (BandwidthTier::Remote, settings.remote_tier.bandwidth.0),
+        (BandwidthTier::Object, settings.object_tier.bandwidth.0),
+    ];
+    BandwidthLimit::of_tiers(&limits, block_bytes)
 }
 
 /// How long a search of the tiers that the configuration has may take, one after the other; `None` without any.

@@ -2,25 +2,17 @@
 
 mod far;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use dataplane_memory::PageSize;
 use dataplane_verbs::Library;
 use kvstore_catalog::PolicyKind;
-use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment, Recovered};
-use kvstore_io::files::{FolderConfig, open_folders, remove_surplus};
-use kvstore_io::pread::{PreadConfig, PreadEngine};
-use kvstore_io::ring::RingConfig;
-use kvstore_io::uring;
-use kvstore_io::{IoEngine, IoError, IoErrorKind};
+use kvstore_io::IoEngine;
 use kvstore_store::{
-    DISK_META_BYTES_MAX, DiskTier, HostTier, Moved, ReturnConfig, StoreBuilder, StoreConfig, WriteMode,
+    DiskTier, DiskTierConfig, HostTier, Moved, ReturnConfig, StoreBuilder, StoreConfig, WriteMode,
 };
 
-use crate::config::{
-    DiskTierSettings, Engine, Eviction, QueueSettings, RdmaSettings, Settings, Size, TransferSettings, Write,
-};
+use crate::config::{Eviction, QueueSettings, RdmaSettings, Settings, Size, TransferSettings, Write};
 use crate::device::{MakeKernels, Prepared, Reports};
 use crate::events::Events;
 use crate::fetch::Fetches;
@@ -34,10 +26,6 @@ const FINGERPRINT: u64 = u64::from_le_bytes(*b"kvcapi-1");
 /// Tokens of a block, by which the store weighs what an eviction costs: not known here, and equal for all blocks. A plan's caller says
 /// its own.
 const TOKENS: u32 = 1;
-/// The longest single read or write: longer blocks are moved in pieces of this.
-const TRANSFER_BYTES_MAX: usize = 1 << 20;
-
-type Broken = Box<dyn std::error::Error + Send + Sync>;
 
 /// A store, and what else belongs to it.
 pub(crate) struct Composed {
@@ -143,103 +131,21 @@ pub(crate) fn disk(
     settings: &Settings,
     wrap: impl FnOnce(Box<dyn IoEngine>) -> Box<dyn IoEngine> + Send + 'static,
 ) -> DiskTier {
-    let tier = settings.disk_tier.clone();
-    let (slot_bytes, segment_bytes) = (settings.slot_bytes(), settings.segment_bytes());
-    let config = DiskConfig {
-        fingerprint: FINGERPRINT,
-        // At most 512 MiB and a page.
-        slot_bytes: slot_bytes as u32,
-        meta_bytes_max: DISK_META_BYTES_MAX as u16,
-        stripes: tier.path.0.len().max(1) as u32,
+    let tier = &settings.disk_tier;
+    let config = DiskTierConfig {
+        engine: tier.engine.into(),
+        paths: tier.path.0.clone(),
+        folder: None,
+        capacity: tier.capacity.0,
+        segment: tier.segment.0,
+        depth: tier.depth as usize,
+        eviction: policy(tier.eviction),
+        write_frequency: tier.write_frequency as u32,
+        write_bandwidth: tier.write_bandwidth.0,
+        write_per_day: tier.write_per_day.0,
         reformat: tier.reformat,
-        operations_max: tier.depth as u32,
-        ..DiskConfig::default()
+        fingerprint: FINGERPRINT,
+        block_bytes: settings.store.slot.0 as usize + HEAD_BYTES_MAX,
     };
-    let admission = AdmissionConfig {
-        frequency_min: tier.write_frequency as u32,
-        bytes_per_second: tier.write_bandwidth.0,
-        burst_bytes: tier.write_bandwidth.0.max(slot_bytes),
-        bytes_per_day: tier.write_per_day.0,
-    };
-    let (depth, eviction) = (tier.depth as usize, policy(tier.eviction));
-    let open = move || {
-        open_log(&tier, segment_bytes, config, wrap)
-            .map_err(|error| format!("disk_tier.path = {}: {error}", tier.path).into())
-    };
-    DiskTier { open: Box::new(open), depth, eviction, admission }
-}
-
-/// Opens the log; called on the thread that drives it.
-fn open_log(
-    tier: &DiskTierSettings,
-    segment_bytes: u64,
-    config: DiskConfig,
-    wrap: impl FnOnce(Box<dyn IoEngine>) -> Box<dyn IoEngine>,
-) -> Result<(DiskLog, Vec<Recovered>), Broken> {
-    tier.path.0.iter().try_for_each(std::fs::create_dir_all)?;
-    let folders: Vec<PathBuf> = tier.path.0.iter().map(PathBuf::from).collect();
-    let count = u32::try_from(tier.capacity.0 / segment_bytes.max(1))
-        .map_err(|_| "disk_tier.segment: too many segments")?;
-    let segments = FolderConfig::new(PathBuf::new(), segment_bytes, count);
-    let engine = wrap(engine(tier, &folders, &segments)?);
-    let areas: Vec<Area> =
-        (0..).zip(&engine.geometry().files).map(|(file, &bytes)| Area { file, offset: 0, bytes }).collect();
-    let (log, recovered, _report) = DiskLog::open(config, &areas, engine, fresh_id(), Moment::now())?;
-    remove_surplus(&folders, &segments)?;
-    Ok((log, recovered))
-}
-
-fn engine(
-    tier: &DiskTierSettings,
-    folders: &[PathBuf],
-    segments: &FolderConfig,
-) -> Result<Box<dyn IoEngine>, Broken> {
-    let depth = tier.depth as usize;
-    let files = || open_folders(folders, segments);
-    if tier.engine != Engine::Pread {
-        let ring = RingConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..RingConfig::default() };
-        match uring::open(files()?, &ring) {
-            Ok(engine) => return Ok(Box::new(engine)),
-            Err(error) if tier.engine == Engine::Auto && is_not_to_be_had(&error) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let config = PreadConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..PreadConfig::default() };
-    Ok(Box::new(PreadEngine::new(files()?, &config)?))
-}
-
-/// Whether the kernel has no io_uring or does not permit it (ENOSYS, EPERM, EACCES and the like), and pread does as well.
-/// Anything else is told: it would hit pread too, or is to be mended.
-fn is_not_to_be_had(error: &IoError) -> bool {
-    error.kind == IoErrorKind::Unsupported
-}
-
-/// A number that differs from store to store.
-fn fresh_id() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_kernel_without_io_uring_is_gone_around() {
-        // EPERM, EACCES, ENOSYS, EOPNOTSUPP; EIO, ENOMEM, EINVAL, EMFILE, ENOSPC.
-        for (errno, is_gone_around) in [
-            (1, true),
-            (13, true),
-            (38, true),
-            (95, true),
-            (5, false),
-            (12, false),
-            (22, false),
-            (24, false),
-            (28, false),
-        ] {
-            let error = IoError::from_errno("io_uring", "io_uring_setup".to_owned(), errno);
-            assert_eq!(is_not_to_be_had(&error), is_gone_around, "{error}");
-        }
-    }
+    config.tier_over(wrap)
 }

@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use dataplane_transfer::Cores;
+use kvstore_store::DiskEngine;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -52,6 +53,27 @@ pub(crate) enum Engine {
     Auto,
     IoUring,
     Pread,
+    /// `path` is `/dev/ngXnY`.
+    #[serde(rename = "nvme-passthrough")]
+    NvmePassthrough,
+    /// `path` is the PCI address of a device that is bound to vfio-pci.
+    #[serde(rename = "nvme-user")]
+    NvmeUser,
+    /// The same, and the libraries of an installed SPDK.
+    Spdk,
+}
+
+impl From<Engine> for DiskEngine {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Auto => Self::Auto,
+            Engine::IoUring => Self::IoUring,
+            Engine::Pread => Self::Pread,
+            Engine::NvmePassthrough => Self::NvmePassthrough,
+            Engine::NvmeUser => Self::NvmeUser,
+            Engine::Spdk => Self::Spdk,
+        }
+    }
 }
 
 /// The whole configuration.
@@ -612,7 +634,7 @@ mod tests {
                 "is no multiple of a file's 999424 bytes",
             ),
             ("[disk_tier]\ndepth = 0\nwrite_frequency = 16\n", "disk_tier.write_frequency = 16"),
-            ("[disk_tier]\nengine = \"nvme-user\"\n", "engine"),
+            ("[disk_tier]\nengine = \"floppy\"\n", "engine"),
             ("[device]\nordinal = 256\n", "device.ordinal = 256 is not in 0 to 255"),
             (
                 "[store]\nslot = \"1 MiB\"\n[device]\nstaging = \"2 MiB\"\n",

@@ -191,6 +191,21 @@ fn several_folders_take_equal_shares_and_survive_a_restart() {
 }
 
 #[test]
+fn engines_that_take_a_device_say_which() {
+    let folder = Folder::new("device");
+    for (engine, text) in [
+        ("nvme-user", "is not a PCI address like `0000:01:00.0`, which `nvme-user` needs"),
+        ("spdk", "is not a PCI address like `0000:01:00.0`, which `spdk` needs"),
+        ("nvme-passthrough", "disk_tier.path = "),
+        ("floppy", "unknown variant `floppy`"),
+    ] {
+        let refused = compose(&folder.configuration("1 MiB", &format!("engine = \"{engine}\"\n")));
+        let Err(refused) = refused else { panic!("opened {engine} on a folder") };
+        assert!(refused.text.contains(text), "{engine}: {}", refused.text);
+    }
+}
+
+#[test]
 fn what_leaves_memory_is_read_from_the_disk() {
     let folder = Folder::new("below");
     // Seven slots.

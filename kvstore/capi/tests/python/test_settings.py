@@ -28,6 +28,17 @@ class Configuration(unittest.TestCase):
             with self.assertRaisesRegex(SettingsError, "no folder"):
                 Settings.parse({"store": {"disk_tier": {"path": paths}}}).toml(4096, "rank-3")
 
+    def test_of_several_devices_each_process_takes_its_own(self) -> None:
+        disk = {"engine": "spdk", "path": ["0000:01:00.0", "0000:02:00.0"]}
+        settings = Settings.parse({"store": {"disk_tier": disk}})
+        self.assertIn('path = "0000:02:00.0"\n', settings.toml(4096, "rank-1", process=1))
+        with self.assertRaisesRegex(SettingsError, "no device for process 2"):
+            settings.toml(4096, "rank-2", process=2)
+        one = Settings.parse({"store": {"disk_tier": {"engine": "nvme-passthrough", "path": "/dev/ng0n1"}}})
+        self.assertIn('path = "/dev/ng0n1"\n', one.toml(4096, "rank-0"))
+        with self.assertRaisesRegex(SettingsError, "no device for process 0"):
+            Settings.parse({"store": {"disk_tier": {"engine": "nvme-user"}}}).toml(4096, "rank-0")
+
     def test_each_process_listens_on_a_port_of_its_own(self) -> None:
         transfer = {"listen": "10.0.0.1:7400", "socket_folder": "/run"}
         rdma = {"listen": "10.0.1.1:8000", "devices": ["mlx5_0"]}

@@ -9,6 +9,7 @@ mod failed_writes;
 mod gate;
 mod in_flight_reads;
 mod in_flight_writes;
+mod open;
 mod slots;
 mod unwritten;
 
@@ -30,6 +31,7 @@ use failed_writes::FailedWrites;
 pub(crate) use gate::WriteGate;
 pub(crate) use in_flight_reads::{InFlightReads, Waiter};
 pub(crate) use in_flight_writes::{DiskCopy, HostCopy, InFlightWrites};
+pub use open::{DiskEngine, DiskTierConfig};
 pub(crate) use slots::DiskSlots;
 pub(crate) use unwritten::Unwritten;
 

@@ -45,6 +45,10 @@ struct Search {
     has_found: bool,
     /// There was no room for some block that is read where it lies: those behind it are of no use.
     is_cut: bool,
+    /// There was no room for some block that a tier had.
+    lacked_room: bool,
+    /// Some tier was asked.
+    has_asked: bool,
 }
 
 impl Search {
@@ -53,6 +57,12 @@ impl Search {
         self.found = local_blocks(&self.prepare, shared);
         self.tier += 1;
         self
+    }
+
+    /// The tier that is asked has no answer, or one that comes too late.
+    fn count_unanswered(&self, shared: &Shared) {
+        let is_awaited = self.prepare.request != BACKGROUND_REQUEST;
+        StoreCounters::add(&shared.counters.far_unanswered, usize::from(is_awaited));
     }
 }
 
@@ -68,14 +78,15 @@ struct LateQuestion {
 
 impl LateQuestion {
     fn answered(&self, tiers: &Tiers) {
-        observe_answer(tiers, self.tier, 0, self.asked, self.patience);
+        let _is_late = observe_answer(tiers, self.tier, 0, self.asked, self.patience);
     }
 }
 
-/// A tier has answered, and brought so many bytes. Without any it may have given up itself when its time was over.
-fn observe_answer(tiers: &Tiers, tier: Tier, bytes: u64, asked: Instant, patience: Instant) {
+/// A tier has answered, and brought so many bytes. Whether it has given up itself: without any bytes, when its time was over.
+fn observe_answer(tiers: &Tiers, tier: Tier, bytes: u64, asked: Instant, patience: Instant) -> bool {
     let is_late = bytes == 0 && tiers.now >= patience;
     tiers.shared.observe_far(tier, bytes, tiers.now.saturating_duration_since(asked), is_late);
+    is_late
 }
 
 /// Leading blocks of the chain that are on this node, those in the worker's pool included.
@@ -202,6 +213,8 @@ impl FarLinks {
             mapped: 0,
             has_found: false,
             is_cut: false,
+            lacked_room: false,
+            has_asked: false,
         };
         self.ask_next(search, tiers);
     }
@@ -220,6 +233,7 @@ impl FarLinks {
             // The answer is measured also when the search does not wait for it any more.
             if link.look_up(question, chain, search.found, patience) {
                 (search.asked, search.patience, search.mapped) = (now, patience.min(*deadline), 0);
+                search.has_asked = true;
                 self.searches.insert(question, search);
                 return;
             }
@@ -259,6 +273,7 @@ impl FarLinks {
         search.found += mapped;
         search.mapped += mapped;
         search.is_cut |= mapped < asked;
+        search.lacked_room |= mapped < asked;
         // Blocks that an engine computes behind them are offered to the same group.
         if let Portion::Single { group } = self.links[search.tier].portion()
             && let Some(last) = search.found.checked_sub(1).filter(|_| mapped > 0)
@@ -285,7 +300,9 @@ impl FarLinks {
             let link = &self.links[search.tier];
             let (tier, asked, patience) = (link.tier(), search.asked, search.asked + link.patience());
             let bytes = (search.mapped * tiers.shared.config.block_bytes) as u64;
-            observe_answer(tiers, tier, bytes, asked, patience);
+            if observe_answer(tiers, tier, bytes, asked, patience) {
+                search.count_unanswered(&tiers.shared);
+            }
             return self.pass_over(question, search, tiers);
         }
         // Also when it cannot be read: that there is no room here says nothing of what others have.
@@ -298,7 +315,7 @@ impl FarLinks {
             let Some(reserved) = tiers.host_slot_now(search.prepare.tenant) else { break };
             slots.push(LentSlot::new(reserved.fill(), &self.lent));
         }
-        search.is_cut = slots.len() < blocks.min(search.prepare.chain.len() - search.found);
+        search.lacked_room |= slots.len() < blocks.min(search.prepare.chain.len() - search.found);
         if slots.is_empty() {
             // There is none for what further tiers have either.
             self.links[search.tier].leave(question);
@@ -452,9 +469,7 @@ impl FarLinks {
         for arriving in &mut self.arriving {
             // What has arrived becomes part of host memory all the same.
             if let Some(search) = arriving.search.take_if(|search| search.prepare.deadline <= now) {
-                if search.prepare.request != BACKGROUND_REQUEST {
-                    StoreCounters::add(&tiers.shared.counters.far_unanswered, 1);
-                }
+                search.count_unanswered(&tiers.shared);
                 end(&search, tiers);
             }
         }
@@ -469,9 +484,7 @@ impl FarLinks {
             let (tier, asked) = (self.links[search.tier].tier(), search.asked);
             let patience = asked + self.links[search.tier].patience();
             let reading = self.reads.get(&question).map_or(0, |read| read.out);
-            if search.prepare.request != BACKGROUND_REQUEST {
-                StoreCounters::add(&tiers.shared.counters.far_unanswered, 1);
-            }
+            search.count_unanswered(&tiers.shared);
             if patience > now && reading == 0 && self.late.len() < LATE_MAX {
                 self.late.push_back(LateQuestion { question, tier, asked, patience });
             } else {
@@ -492,8 +505,8 @@ fn end(search: &Search, tiers: &mut Tiers) {
     tiers.promise_mapped(rest);
     let (request, blocks) = (search.prepare.request, local_blocks(&search.prepare, &tiers.shared));
     if request != BACKGROUND_REQUEST {
-        StoreCounters::add(&tiers.shared.counters.far_searches, 1);
-        StoreCounters::add(&tiers.shared.counters.far_cut, usize::from(search.is_cut));
+        StoreCounters::add(&tiers.shared.counters.far_searches, usize::from(search.has_asked));
+        StoreCounters::add(&tiers.shared.counters.far_cut, usize::from(search.lacked_room));
         tiers.shared.observe_search(search.has_found);
     }
     prepared(request, blocks, tiers);

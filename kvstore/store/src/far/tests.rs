@@ -135,11 +135,20 @@ struct Rig {
 
 impl Rig {
     fn new(slots: u32, block_bytes: usize) -> Self {
+        Self::over(1, slots, block_bytes)
+    }
+
+    /// So many tiers, asked one after the other, that do alike.
+    fn over(links: usize, slots: u32, block_bytes: usize) -> Self {
         let (tiers, moved) = host_tiers(slots, block_bytes, PolicyKind::Lru);
         let (sender, messages) = unbounded();
         let reads = Arc::<Mutex<Reads>>::default();
-        let link = LateTier { reads: Arc::clone(&reads), inbox: FarInbox(sender), block_bytes };
-        Self { tiers, moved, far: FarLinks::new(vec![Box::new(link)]), messages, reads }
+        let link = |_| {
+            let (reads, inbox) = (Arc::clone(&reads), FarInbox(sender.clone()));
+            Box::new(LateTier { reads, inbox, block_bytes }) as Box<dyn FarTier>
+        };
+        let far = FarLinks::new((0..links).map(link).collect());
+        Self { tiers, moved, far, messages, reads }
     }
 
     fn reads(&self) -> MutexGuard<'_, Reads> {
@@ -153,6 +162,10 @@ impl Rig {
         let (metas, tenant) = (Vec::new(), TenantId(0));
         let prepare = Prepare { request, chain, device_blocks: 0, metas, tenant, deadline };
         self.far.prepare(prepare, &mut self.tiers);
+        self.take_answers();
+    }
+
+    fn take_answers(&mut self) {
         while let Ok(message) = self.messages.try_recv() {
             let Message::Far(result) = message else { panic!("only the tier answers") };
             self.tiers.now = Instant::now();
@@ -171,7 +184,9 @@ impl Rig {
     /// The same until the search is over; returns how many blocks are here then.
     fn search(&mut self, request: u64, chain: &[BlockIdentity], arriving: usize) -> usize {
         self.ask(request, chain, arriving);
-        while self.round() {}
+        while self.round() {
+            self.take_answers();
+        }
         let is_end = |moved: Moved| match moved {
             Moved::Prepared { request: ended, blocks } if ended == request => Some(blocks),
             _ => None,
@@ -208,6 +223,17 @@ fn ten_thousand_far_reads_that_end_late_give_back_every_slot_they_were_lent() {
     }
     assert_eq!(rig.reads().made, 10_000, "each search was read");
     assert_eq!(rig.tiers.shared.catalog.census(HOST).under_way, 0);
+}
+
+/// Far reads take half of host memory at a time, so what the first tier has does not all fit: the second one brings the rest when the
+/// first part is in.
+#[test]
+fn a_tier_whose_blocks_did_not_fit_does_not_stop_the_next_one() {
+    let mut rig = Rig::over(2, 16, BLOCK);
+    assert_eq!(rig.search(1, &numbered_chain(1, 12), 8), 12);
+    let counted = rig.tiers.shared.counters.snapshot();
+    let of = |name: &str| counted.iter().find(|(known, ..)| *known == name).expect("a counter").2;
+    assert_eq!((of("far_searches"), of("far_cut_searches"), of("far_unanswered_questions")), (1, 1, 0));
 }
 
 /// Else one late answer would decide for good that a node is slow, because nobody would ask it any more.

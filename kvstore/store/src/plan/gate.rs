@@ -54,6 +54,16 @@ impl BandwidthLimit {
             debt_max_bytes: bytes,
         })
     }
+
+    /// Such limits of tiers, in the order of all tiers; those that are not named have none.
+    #[must_use]
+    pub fn of_tiers(limits: &[(Tier, u64)], block_bytes: usize) -> [Option<Self>; TIERS] {
+        let mut all = [None; TIERS];
+        for &(tier, bytes) in limits {
+            all[tier.index()] = Self::per_second(bytes, block_bytes);
+        }
+        all
+    }
 }
 
 /// One bucket for each limited tier.

@@ -84,6 +84,7 @@ fn shared_stores(metrics: &str) -> Vec<Option<SharedStores>> {
         }
         let mut stores: Vec<String> = names.split(',').take(STORES_MAX).map(str::to_owned).collect();
         stores.sort_unstable();
+        stores.dedup();
         if ranks.len() <= rank {
             ranks.resize(rank + 1, None);
         }
