@@ -167,7 +167,9 @@ class Check:
         self.restart(counted, known)
         self.stores[1].kill()
         waited = engines.wait("a dead store to be forgotten", lambda: self.gateway.shared()[2] == self.stores[0].count("blocks"), KNOWN_SECONDS)
-        print(f"  one store is killed, and forgotten {waited:.1f} s later")
+        answers, blocks = (int(engines.metric(self.gateway.url, f"kvasir_gateway_shared_store_{name}")) for name in ("answers", "blocks"))
+        self.say((answers, blocks) == (1, self.stores[0].count("blocks")),
+                 f"one store is killed, and forgotten {waited:.1f} s later; the metrics say that {answers} of 2 answers, and {blocks} blocks")
         read = self.predicted("with one store of two", self.options.requests // 4, self.options.seed + 1, self.exact_min_dead)
         self.say(read > 0, f"{read} blocks came from the other store")
         self.gateway.stop()

@@ -121,7 +121,7 @@ fn quantiles(name: &str) -> Vec<Line> {
 
 /// The labels that a metric's series are told apart by, as its meaning says.
 fn labels(metric: &Metric) -> Vec<&'static str> {
-    let all = ["worker", "pool", "surface", "status", "source", "version"];
+    let all = ["worker", "pool", "surface", "status", "source", "version", "store"];
     let named = |label: &&str| metric.meaning.contains(&format!("`{label}`"));
     let mut labels: Vec<&str> = all.into_iter().filter(named).collect();
     if metric.name.starts_with("kvasir_planner_") {
@@ -279,7 +279,9 @@ fn group_of(name: &str) -> &'static str {
         _ if name.starts_with("kvasir_discovery_") => "Discovery",
         _ if name.starts_with("kvasir_planner_") => "Planner",
         _ if name.starts_with("process_") || name == "kvasir_build_info" => "Process",
-        _ if has(&["_index_", "_kv_event_", "_audit_"]) && !has(&["_audit_log_"]) => "Index and KV events",
+        _ if has(&["_index_", "_kv_event_", "_audit_", "_shared_store_"]) && !has(&["_audit_log_"]) => {
+            "Index and KV events"
+        }
         _ if has(&["_worker", "_learned_", "_prediction_", "_ejections"]) => "Workers",
         _ => "Gateway",
     }
@@ -292,7 +294,7 @@ fn rules(level: &Level) -> Result<Value, String> {
     let (ttft, itl) = (seconds(&level.ttft)?, seconds(&level.itl)?);
     let p90 = |name: &str| format!("histogram_quantile(0.9, sum by (le) (rate({name}_bucket[5m])))");
     let rate = |name: &str| format!("sum(rate({name}_total[5m]))");
-    let alerts: [Alert; 14] = [
+    let alerts: [Alert; 15] = [
         (
             "KvasirNoWorkers",
             "max(kvasir_gateway_workers_ready) == 0".to_owned(),
@@ -356,6 +358,13 @@ fn rules(level: &Level) -> Result<Value, String> {
             "15m",
             "warning",
             "Engines hold other blocks than the index says: events are lost, or another hash or block size is in use.",
+        ),
+        (
+            "KvasirStoreSilent",
+            "max by (store) (kvasir_gateway_shared_store_answers) == 0".to_owned(),
+            "2m",
+            "warning",
+            "A store does not tell what it holds: what lies there is computed again. The gateway's log says why.",
         ),
         (
             "KvasirDiscoveryFails",

@@ -8,7 +8,7 @@
 //! One task for each store polls it for changes. What a store held is forgotten [`FORGOTTEN_AFTER`] after the first poll that
 //! fails, or at once when it hangs.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,8 @@ struct Store {
     url: String,
     mirror: Mutex<StoreMirror>,
     answers: AtomicBool,
+    /// Blocks of `mirror`, for whoever does not wait for it.
+    blocks: AtomicUsize,
 }
 
 /// Workers with the same stores.
@@ -96,7 +98,7 @@ impl Stores {
     pub(crate) fn new(urls: &[String]) -> Self {
         let store = |url: &String| {
             let (url, mirror) = (url.trim_end_matches('/').to_owned(), Mutex::default());
-            Arc::new(Store { url, mirror, answers: AtomicBool::new(false) })
+            Arc::new(Store { url, mirror, answers: AtomicBool::new(false), blocks: AtomicUsize::new(0) })
         };
         let stores = urls.iter().map(store).collect();
         Self { stores, groups: Mutex::default(), is_full: AtomicBool::new(false) }
@@ -115,6 +117,16 @@ impl Stores {
             }
         };
         self.stores.iter().map(of).collect()
+    }
+
+    /// URL of each store, whether it answers, and how many blocks it holds. Waits for nothing.
+    pub fn levels(&self) -> impl Iterator<Item = (&str, bool, usize)> {
+        let read =
+            |store: &Store| (store.answers.load(Ordering::Relaxed), store.blocks.load(Ordering::Relaxed));
+        self.stores.iter().map(move |store| {
+            let (answers, blocks) = read(store);
+            (store.url.as_str(), answers, blocks)
+        })
     }
 
     /// The groups of workers that share them. May wait as `status`.
@@ -256,6 +268,7 @@ impl Stores {
         let difference = mirror.apply(changes);
         change(&groups, index, mirror.store(), &difference.removed, false);
         change(&groups, index, mirror.store(), &difference.stored, true);
+        store.blocks.store(mirror.len(), Ordering::Relaxed);
         drop(mirror);
         remove_empty_groups(&mut groups, index);
         Ok(())
@@ -265,6 +278,7 @@ impl Stores {
         let mut groups = self.lock();
         let mut mirror = store.mirror();
         let removed = mirror.clear();
+        store.blocks.store(0, Ordering::Relaxed);
         change(&groups, index, mirror.store(), &removed, false);
         drop(mirror);
         remove_empty_groups(&mut groups, index);
@@ -526,8 +540,11 @@ mod tests {
         rig.drop_all(0);
         rig.join(1, &["n0"], TAG);
         assert_eq!(rig.found()[1], 3, "no worker knows of them any more");
+        let held = |rig: &Rig| rig.stores.levels().map(|(_, _, blocks)| blocks).collect::<Vec<_>>();
+        assert_eq!(held(&rig), [3, 0]);
         let store = Arc::clone(&rig.stores.stores[0]);
         rig.stores.forget(&rig.fleet.index, &store);
+        assert_eq!(held(&rig), [0, 0]);
         assert_eq!(rig.found()[1], 0);
         rig.tell(0);
         let groups = rig.stores.groups(&rig.fleet.index);

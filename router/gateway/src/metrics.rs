@@ -16,6 +16,7 @@ use crate::timing::{ANSWERS, DECISIONS, Timing};
 
 /// By worker.
 type ByWorker = Family<Vec<(&'static str, String)>, Gauge>;
+type ByStore = Family<Vec<(&'static str, String)>, Gauge>;
 type CountByWorker = Family<Vec<(&'static str, String)>, Counter>;
 type RatioByWorker = Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>>;
 /// By pool.
@@ -83,6 +84,8 @@ pub(crate) struct Metrics {
     /// Held while series of workers are made anew and read.
     pub(crate) scraping: Mutex<()>,
     slowness: RatioByWorker,
+    store_answers: ByStore,
+    store_blocks: ByStore,
 }
 
 impl Metrics {
@@ -146,6 +149,8 @@ impl Metrics {
             seconds_per_token: Family::default(),
             scraping: Mutex::new(()),
             slowness: RatioByWorker::default(),
+            store_answers: ByStore::default(),
+            store_blocks: ByStore::default(),
         };
         let registry = &mut this.registry;
         registry.register("requests", "Requests by surface and status", this.requests.clone());
@@ -281,6 +286,12 @@ impl Metrics {
             "Learned time to compute a token",
             this.seconds_per_token.clone(),
         );
+        registry.register(
+            "shared_store_answers",
+            "Whether a store that workers share tells what it holds",
+            this.store_answers.clone(),
+        );
+        registry.register("shared_store_blocks", "Blocks that it holds", this.store_blocks.clone());
         this
     }
 
@@ -309,6 +320,13 @@ impl Metrics {
             self.prediction_error.get_or_create(&labels).set(error);
         }
         self.seconds_per_token.get_or_create(&labels).set(pool.speeds.get().per_token);
+    }
+
+    /// Takes over what is known of a store.
+    pub(crate) fn of_store(&self, url: &str, answers: bool, blocks: usize) {
+        let labels = vec![("store", url.to_owned())];
+        self.store_answers.get_or_create(&labels).set(i64::from(answers));
+        self.store_blocks.get_or_create(&labels).set(i64::try_from(blocks).unwrap_or(i64::MAX));
     }
 
     /// Takes over what a worker's load says.

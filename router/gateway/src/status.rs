@@ -228,6 +228,9 @@ pub(crate) fn metrics_text(gateway: &Gateway) -> String {
         let ejections = rank.worker.breaker.ejections.load(Ordering::Relaxed);
         metrics.of_worker(&rank.run.name, &rank.run.load, ejections);
     }
+    for (url, answers, blocks) in gateway.fleet.stores.levels() {
+        metrics.of_store(url, answers, blocks);
+    }
     let mut text = metrics.render();
     // The end marker stays last.
     let end = text.strip_suffix("# EOF\n").map_or(text.len(), str::len);
