@@ -241,10 +241,19 @@ fn with_shared_blocks<'a>(body: &'a RawBody, route: &Route) -> Cow<'a, RawBody> 
         None => Cow::Borrowed(body),
         Some(blocks) => {
             let mut told = body.clone();
-            told.set("kv_transfer_params", format!("{{\"kvasir_shared_blocks\":{blocks}}}"));
+            told.set("kv_transfer_params", with_blocks(body.get("kv_transfer_params"), blocks));
             Cow::Owned(told)
         }
     }
+}
+
+/// A client's own `kv_transfer_params`, if they are an object, with the number of blocks in stores.
+fn with_blocks(own: Option<&str>, blocks: u32) -> String {
+    let own =
+        own.and_then(|own| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(own).ok());
+    let mut params = own.unwrap_or_default();
+    params.insert("kvasir_shared_blocks".to_owned(), blocks.into());
+    serde_json::Value::Object(params).to_string()
 }
 
 async fn legs(
@@ -386,5 +395,19 @@ async fn bootstrap(gateway: &Gateway, prefill: &RankRef) -> Result<(String, Stri
     match said[&rank]["engine_id"].as_str() {
         Some(engine) => Ok((address, engine.to_owned())),
         None => Err(Failure::protocol(prefill, format!("{address}/query names no engine of rank {rank}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_blocks;
+
+    #[test]
+    fn a_clients_own_transfer_parameters_stay() {
+        let own = Some("{\"kvasir_shared_blocks\":99,\"other\":[1]}");
+        assert_eq!(with_blocks(own, 3), "{\"kvasir_shared_blocks\":3,\"other\":[1]}");
+        for nothing in [None, Some("null"), Some("[1]"), Some("\"text\"")] {
+            assert_eq!(with_blocks(nothing, 0), "{\"kvasir_shared_blocks\":0}", "{nothing:?}");
+        }
     }
 }
