@@ -4,6 +4,7 @@
 //! device; the log has as many requests as all of them under way, wherever their blocks lie. Writes of ours go round all slots in order,
 //! as the tier's do; fio's are random.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,6 +134,7 @@ fn measure(args: &DiskArgs, point: Point, seed: u64) -> Result<f64> {
         depth,
         random: Random(seed),
         written: 0,
+        writing: HashSet::new(),
         done: Vec::new(),
     };
     work.fill_memory()?;
@@ -174,6 +176,8 @@ struct Work {
     random: Random,
     /// Blocks that were written so far: the slot of a block is its number, modulo all slots.
     written: u32,
+    /// Slots of the disk that are being written.
+    writing: HashSet<u32>,
     done: Vec<Done>,
 }
 
@@ -206,16 +210,21 @@ impl Work {
         BlockIdentity(u128::from(number).to_le_bytes())
     }
 
-    /// Writes for so long, or so many blocks, round all slots in order.
+    /// Writes for so long, or so many blocks, round all slots in order. A slot whose last write is still under way, while others have gone
+    /// round, is waited for.
     fn write(&mut self, length: Duration, blocks: u64) -> Result<f64> {
         self.run(length, blocks, |work, memory| {
             let slot = work.written % work.log.slot_count();
+            if work.writing.contains(&slot) {
+                return false;
+            }
             work.log.forget(slot);
             let parent = BlockIdentity([0; 16]);
             let checksum = work.checksum(&memory);
             let block = Block { identity: Self::identity(slot), parent, tenant: 0, checksum, meta: &[] };
             let is_begun = work.log.write(slot, block, memory, work.size, 0).is_ok();
             work.written = work.written.wrapping_add(is_begun.into());
+            work.writing.extend(is_begun.then_some(slot));
             is_begun
         })
     }
@@ -256,6 +265,9 @@ impl Work {
                 begun += 1;
             }
             for done in self.next()? {
+                if let Done::Written { slot, .. } = &done {
+                    self.writing.remove(slot);
+                }
                 match done {
                     Done::Read { outcome: ReadOutcome::Verified { .. }, .. }
                     | Done::Written { outcome: WriteOutcome::Stored, .. } => ended += 1,

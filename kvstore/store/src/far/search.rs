@@ -98,7 +98,7 @@ fn local_blocks(prepare: &Prepare, shared: &Shared) -> usize {
 /// A read that a tier was asked for.
 #[derive(Debug)]
 struct OpenRead {
-    /// Slots that have not come back. [`FarLinks::check_lent`] compares them with what the guards count.
+    /// Slots that have not come back. [`FarLinks::check_guards`] compares them with what the guards count.
     out: usize,
     /// Which of the tiers reads.
     tier: usize,
