@@ -330,8 +330,9 @@ fn every_metric_is_documented_and_moves() {
     let mocks = vec![mock(), mock()];
     let scratch = support::Scratch::new("metrics");
     let log = scratch.0.join("audit.jsonl").display().to_string();
+    let store = store_of_two_blocks();
     let config = format!(
-        "[gateway]\nhedge_after = \"200ms\"\nstall = \"500ms\"\nrequests_max = 2\n[access]\nwaiting_max = 1\nwait_max = \"300ms\"\n\
+        "[gateway]\nstores = [{store:?}]\nhedge_after = \"200ms\"\nstall = \"500ms\"\nrequests_max = 2\n[access]\nwaiting_max = 1\nwait_max = \"300ms\"\n\
          audit_file = {log:?}\n[router]\nstrategy = \"round-robin\"\n"
     );
     let site = Site::start("metrics-site", mocks, &["--worker", "--worker"], &config);
@@ -446,12 +447,38 @@ fn every_metric_is_documented_and_moves() {
     }
 }
 
+/// Where a store tells gateways that it holds two blocks, whatever they know.
+fn store_of_two_blocks() -> String {
+    use std::io::{Read, Write};
+    let mut log = router_events::store_changes::ChangeLog::new("n0", 1);
+    (1..=2).for_each(|number| log.set_held(kvstore_block::BlockIdentity([number; 16]), 0, true));
+    let body = serde_json::to_string(&log.changes(Default::default())).expect("JSON");
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = format!("http://{}", listener.local_addr().expect("bound"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            // A poll waits for changes.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            let _asked = stream.read(&mut [0; 4096]);
+            let _gone = stream.write_all(format!("{head}{body}").as_bytes());
+        }
+    });
+    url
+}
+
 /// Gauges that are there from the beginning.
 fn is_level(name: &str, value: f64) -> bool {
-    ["workers_ready", "index_bytes", "learned_slowness_ratio", "learned_seconds_per_token"]
-        .iter()
-        .any(|level| name.ends_with(level))
-        && value > 0.0
+    const LEVELS: [&str; 6] = [
+        "workers_ready",
+        "index_bytes",
+        "learned_slowness_ratio",
+        "learned_seconds_per_token",
+        "shared_store_answers",
+        "shared_store_blocks",
+    ];
+    LEVELS.iter().any(|level| name.ends_with(level)) && value > 0.0
 }
 
 #[test]

@@ -361,7 +361,7 @@ fn rules(level: &Level) -> Result<Value, String> {
         ),
         (
             "KvasirStoreSilent",
-            "max by (store) (kvasir_gateway_shared_store_answers) == 0".to_owned(),
+            "min by (store) (kvasir_gateway_shared_store_answers) == 0".to_owned(),
             "2m",
             "warning",
             "A store does not tell what it holds: what lies there is computed again. The gateway's log says why.",

@@ -127,10 +127,9 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   path = ""                   # folder of the files, made when it is not there; for one open store at a time. Of several
  *                               # devices a list of folders, ["/a", "/b"], to 64: blocks are spread over them, and `capacity`
  *                               # has as many files of `segment` in each. Or a block device, or what `engine` wants
- *   engine = "auto"             # "io_uring", "pread", or "auto": io_uring where the kernel has and permits it, else
- *                               # pread; if it fails otherwise, open fails. "nvme-passthrough" takes /dev/ngXnY as `path`,
- *                               # "nvme-user" and "spdk" the PCI address of a device that is bound to vfio-pci; "spdk" needs
- *                               # the libraries of an installed SPDK, too
+ *   engine = "auto"             # "io_uring", "pread", or "auto": io_uring where it can be had, else pread.
+ *                               # "nvme-passthrough" takes /dev/ngXnY as `path`, "nvme-user" and "spdk" the PCI address of a
+ *                               # device that is bound to vfio-pci; "spdk" needs the libraries of an installed SPDK, too
  *   segment = "256 MiB"         # size of one file; "1 MiB" to "64 GiB"
  *   depth = 64                  # reads and writes in flight; 1 to 1024
  *   eviction = "s3-fifo"

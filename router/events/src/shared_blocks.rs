@@ -16,8 +16,9 @@ const UNRESOLVED_MAX: usize = 1 << 22;
 /// Hashes that are looked up in one go: the index's writer is locked meanwhile.
 const HASHES_AT_ONCE: usize = 512;
 
-/// One copy in [`Tier::Remote`].
-const REMEMBERED_COPIES: [u32; 4] = [0, 0, 0, 1];
+/// One copy in a tier where stores have no blocks: it does not mix with those that they hold.
+const REMEMBERED_COPIES: [u32; 4] = [1, 0, 0, 0];
+const REMEMBERED_TIER: Tier = Tier::Device;
 
 /// What workers with the same stores find there: a member of the index, whose blocks are all in [`Tier::Remote`].
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl SharedBlocks {
     pub fn forget_remembered(&self, index: &Index, held: &[Held]) {
         for held in held.chunks(HASHES_AT_ONCE) {
             let keys: Vec<EngineHash> = held.iter().map(|held| held.key).collect();
-            index.write().removed(self.member, Tier::Remote, &keys);
+            index.write().removed(self.member, REMEMBERED_TIER, &keys);
         }
     }
 

@@ -19,8 +19,8 @@ const EXPECTED_FOR: Duration = Duration::from_secs(600);
 /// States of publishers by name.
 type States = HashMap<String, PublisherState>;
 
-/// Publisher states of a snapshot whose workers have not joined yet. It only becomes smaller: an entry leaves when its worker comes or
-/// is removed, and all of them when [`EXPECTED_FOR`] is over.
+/// Publisher states of a snapshot. It only becomes smaller: an entry leaves when its worker comes or is removed, and all of them, those
+/// of stores included, when [`EXPECTED_FOR`] is over.
 #[derive(Debug, Default)]
 pub(crate) struct SnapshotCache {
     states: Mutex<Option<(States, Instant)>>,

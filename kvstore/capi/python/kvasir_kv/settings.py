@@ -15,7 +15,7 @@ computes prompts for others names a port in `transfer.listen`.
 
 Three things are filled in when the store's configuration leaves them out, because only the engine knows them:
 `store.slot`, which is a block's bytes, `device.ordinal` for tensors in CUDA memory, and a folder below
-`disk_tier.path` for each worker, because a folder is for one open store at a time (of a list of devices for NVMe commands or SPDK
+`disk_tier.path` for each worker, because a folder is for one open store at a time (of a list of devices
 each process takes its own). In `transfer`, the layout of blocks
 and the addresses of each process are filled in, too.
 """
@@ -143,11 +143,12 @@ class Settings:
         elif "device" in sections:
             raise SettingsError("kv_connector_extra_config: store has a section device, and the KV caches are in host memory")
         disk = sections.get("disk_tier", {})
-        if (engine := disk.get("engine")) in _DEVICE_ENGINES:
-            devices = disk.get("path")
-            devices = list(devices) if isinstance(devices, (list, tuple)) else [devices]
+        devices = disk.get("path")
+        devices = list(devices) if isinstance(devices, (list, tuple)) else [devices]
+        are_devices = any(isinstance(device, str) and Path(device).is_block_device() for device in devices)
+        if (engine := disk.get("engine", "auto")) in _DEVICE_ENGINES or are_devices:
             if process >= len(devices) or not isinstance(devices[process], str) or not devices[process]:
-                text = f"disk_tier.path has no device for process {process}: with engine {engine!r} each needs one of its own"
+                text = f"disk_tier.path has no device for process {process}: each needs one of its own (engine {engine!r})"
                 raise SettingsError(f"kv_connector_extra_config: {text}")
             disk["path"] = devices[process]
         elif isinstance(paths := disk.get("path"), (list, tuple)):

@@ -139,7 +139,7 @@ class KvasirHiCache(HiCacheStorage):
         if config.is_mla_model and config.tp_size > 1 and others:
             # Of these, too, only one rank writes, and other ranks' stores do not fetch them.
             raise ValueError(f"KvasirHiCache: pools {others} of an MLA model with {config.tp_size} ranks are not supported")
-        text = self._settings.toml(largest, self._worker, process=config.tp_rank + config.tp_size * config.pp_rank)
+        text = self._settings.toml(largest, self._worker, process=_process_number(config))
         self._store = Store.open(Library(self._settings.library), text)
         try:
             self._pools = {name: self._registered(pool) for name, pool in self._pools.items()}
@@ -447,6 +447,13 @@ def _planes(name: str, pool: Any, page_size: int, pages: int) -> list[Plane]:
 def _begin_epoch() -> None:
     global _epoch
     _epoch = os.urandom(16)
+
+
+def _process_number(config: Any) -> int:
+    """Numbers the processes of all replicas, so that each takes a device of its own."""
+    ranks = config.dp_rank * getattr(config, "pp_size", 1) + config.pp_rank
+    ranks = ranks * getattr(config, "attn_cp_size", 1) + config.attn_cp_rank
+    return ranks * config.tp_size + config.tp_rank
 
 
 def _weight_version() -> object:

@@ -126,7 +126,7 @@ pub(crate) struct HostTierSettings {
 pub(crate) struct DiskTierSettings {
     /// Space of the tier, in whole files; nothing turns it off. At most 1 PiB.
     pub(crate) capacity: Size,
-    /// The folder of its files, for one open store at a time; of several devices one on each.
+    /// The folder of its files, for one open store at a time; of several devices one on each. Or a device, as the engine wants it.
     pub(crate) path: Paths,
     pub(crate) engine: Engine,
     /// Size of one file. 1 MiB to 64 GiB.
@@ -141,7 +141,7 @@ pub(crate) struct DiskTierSettings {
     pub(crate) write_bandwidth: Size,
     /// Bytes written per day at most; nothing is no limit.
     pub(crate) write_per_day: Size,
-    /// Make the log anew when it was written for another slot, instead of refusing to open.
+    /// Make the log anew when it was written for another slot, and overwrite what is on a device, instead of refusing to open.
     pub(crate) reformat: bool,
 }
 
@@ -551,7 +551,13 @@ impl Settings {
                 ));
             }
             let folders = disk_tier.path.0.len().max(1) as u64;
-            if folders > FOLDERS_MAX || disk_tier.path.0.iter().any(String::is_empty) && folders > 1 {
+            let engine = DiskEngine::from(disk_tier.engine);
+            if engine.takes_device() && folders > 1 {
+                let name = engine.name();
+                misfits.push(format!(
+                    "disk_tier.engine = \"{name}\" takes one device, and disk_tier.path names {folders}"
+                ));
+            } else if folders > FOLDERS_MAX || disk_tier.path.0.iter().any(String::is_empty) && folders > 1 {
                 misfits.push(format!(
                     "disk_tier.path names {folders} folders: at most {FOLDERS_MAX}, and none empty"
                 ));
@@ -635,6 +641,10 @@ mod tests {
             ),
             ("[disk_tier]\ndepth = 0\nwrite_frequency = 16\n", "disk_tier.write_frequency = 16"),
             ("[disk_tier]\nengine = \"floppy\"\n", "engine"),
+            (
+                "[disk_tier]\ncapacity = \"512 MiB\"\nengine = \"spdk\"\npath = [\"0000:01:00.0\", \"0000:02:00.0\"]\n",
+                "disk_tier.engine = \"spdk\" takes one device, and disk_tier.path names 2",
+            ),
             ("[device]\nordinal = 256\n", "device.ordinal = 256 is not in 0 to 255"),
             (
                 "[store]\nslot = \"1 MiB\"\n[device]\nstaging = \"2 MiB\"\n",

@@ -11,7 +11,7 @@ use kvstore_io::files::{
 use kvstore_io::passthrough::{self, NvmeDevice, NvmeDeviceConfig};
 use kvstore_io::pread::{PreadConfig, PreadEngine};
 use kvstore_io::ring::RingConfig;
-use kvstore_io::{IoEngine, IoError, IoErrorKind, uring};
+use kvstore_io::{IoEngine, uring};
 use kvstore_nvme::spdk::{SpdkConfig, SpdkEngine};
 use kvstore_nvme::{NvmeConfig, NvmeEngine, PciAddress};
 
@@ -28,7 +28,7 @@ type OpenError = Box<dyn std::error::Error + Send + Sync>;
 /// How a disk is read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskEngine {
-    /// io_uring where the kernel has and permits it, else pread.
+    /// io_uring where it can be had, else pread.
     Auto,
     /// io_uring.
     IoUring,
@@ -168,16 +168,21 @@ impl DiskTierConfig {
         Ok((log, recovered))
     }
 
+    /// Bytes of a segment, in whole pages.
+    fn segment_bytes(&self) -> u64 {
+        whole_pages(self.segment.min(self.capacity))
+    }
+
     /// One segment of each file, or as many as fit into a device.
     fn areas(&self, files: &[u64]) -> Vec<Area> {
         let mut areas = Vec::new();
         for (file, &bytes) in (0..).zip(files) {
-            let usable = bytes.min(self.capacity);
-            let segment = self.segment.min(usable);
+            let usable = whole_pages(bytes.min(self.capacity));
+            let segment = self.segment_bytes().min(usable);
             let mut offset = 0;
             while offset + segment <= usable && offset < usable {
                 areas.push(Area { file, offset, bytes: segment });
-                offset += self.segment;
+                offset += segment;
             }
         }
         areas
@@ -203,8 +208,7 @@ impl DiskTierConfig {
             let folder = self.folder.as_ref().map(|folder| Path::new(path).join(folder));
             folders.push(folder.unwrap_or_else(|| PathBuf::from(path)));
         }
-        let page = PAGE_BYTES as u64;
-        let segment_bytes = self.segment.min(self.capacity) / page * page;
+        let segment_bytes = self.segment_bytes();
         let count = u32::try_from(self.capacity / segment_bytes.max(1))
             .map_err(|_| "disk_tier.segment: too many segments")?;
         Ok(Some((folders, FolderConfig::new(PathBuf::new(), segment_bytes, count))))
@@ -237,10 +241,9 @@ impl DiskTierConfig {
         if self.engine != DiskEngine::Pread {
             match uring::open(self.files(segments)?, &ring) {
                 Ok(engine) => return Ok(Box::new(engine)),
-                Err(error) if self.engine == DiskEngine::Auto && is_not_to_be_had(&error) => {
-                    tracing::info!("io_uring is not used: {error}");
-                }
-                Err(error) => return Err(error.into()),
+                Err(error) if self.engine == DiskEngine::IoUring => return Err(error.into()),
+                // Kernels that do not permit it (ENOSYS, EPERM), and old ones that have too little locked memory or too few files for it.
+                Err(error) => tracing::warn!("disk tier: io_uring is not used: {error}"),
             }
         }
         let config = PreadConfig { depth, transfer_bytes_max: TRANSFER_BYTES_MAX, ..PreadConfig::default() };
@@ -280,10 +283,8 @@ impl DiskTierConfig {
     }
 }
 
-/// Whether the kernel has no io_uring or does not permit it (ENOSYS, EPERM, EACCES and the like), and pread does as well.
-/// Anything else is told: it would hit pread too, or is to be mended.
-fn is_not_to_be_had(error: &IoError) -> bool {
-    error.kind == IoErrorKind::Unsupported
+fn whole_pages(bytes: u64) -> u64 {
+    bytes - bytes % PAGE_BYTES as u64
 }
 
 /// A number that differs from store to store.
@@ -295,25 +296,6 @@ fn fresh_id() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_kernel_without_io_uring_is_gone_around() {
-        // EPERM, EACCES, ENOSYS, EOPNOTSUPP; EIO, ENOMEM, EINVAL, EMFILE, ENOSPC.
-        for (errno, is_gone_around) in [
-            (1, true),
-            (13, true),
-            (38, true),
-            (95, true),
-            (5, false),
-            (12, false),
-            (22, false),
-            (24, false),
-            (28, false),
-        ] {
-            let error = IoError::from_errno("io_uring", "io_uring_setup".to_owned(), errno);
-            assert_eq!(is_not_to_be_had(&error), is_gone_around, "{error}");
-        }
-    }
 
     fn config(engine: DiskEngine, paths: &[&str]) -> DiskTierConfig {
         DiskTierConfig {
@@ -344,6 +326,9 @@ mod tests {
         assert_eq!(bytes(&[segment, segment]), [(0, 0, segment), (1, 0, segment)]);
         assert_eq!(bytes(&[1 << 20]), [(0, 0, 1 << 20)], "a small device is one segment");
         assert_eq!(bytes(&[]), []);
+        let odd = DiskTierConfig { segment: segment + 5000, ..config };
+        let areas = odd.areas(&[1 << 30]);
+        assert!(areas.len() == 2 && areas.iter().all(|area| (area.offset | area.bytes).is_multiple_of(4096)));
     }
 
     #[test]
