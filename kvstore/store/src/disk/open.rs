@@ -127,10 +127,18 @@ impl DiskTierConfig {
         };
         let (depth, eviction) = (self.depth, self.eviction);
         let open = move || {
-            let named = |error| format!("disk_tier.path = {}: {error}", self.paths.join(", "));
+            let named = |error| format!("disk_tier.path = {}: {error}", self.path_text());
             self.open_log(wrap).map_err(|error| named(error).into())
         };
         DiskTier { open: Box::new(open), depth, eviction, admission }
+    }
+
+    /// The paths as they are configured.
+    fn path_text(&self) -> String {
+        match &self.paths[..] {
+            [only] => format!("{only:?}"),
+            all => format!("{all:?}"),
+        }
     }
 
     fn slot_bytes(&self) -> usize {
@@ -161,7 +169,7 @@ impl DiskTierConfig {
             "disk tier: {} slots of {} bytes in {} over {name}; {} blocks from before, found in {:.1} ms",
             log.slot_count(),
             self.slot_bytes(),
-            self.paths.join(", "),
+            self.path_text(),
             report.recovered,
             report.elapsed.as_secs_f64() * 1e3
         );
