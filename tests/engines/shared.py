@@ -125,12 +125,12 @@ class Check(offload.Check):
 
     def __init__(self, options):
         first, second = (int(port) for port in options.ports.split(","))
-        core1, core2 = (int(core) for core in options.cores.split(","))
+        core1, core2 = options.cores.split(",")
         nodes = [{"KVASIR_NETNS": namespace(number), "KVASIR_ENGINE_HOST": address(number)} for number in range(2)]
         nodes = nodes if options.namespaces else [{}, {}]
-        super().__init__(SimpleNamespace(port=first, core=core1, seed=options.seed, prompts=options.prompts, environment=nodes[0]))
+        super().__init__(SimpleNamespace(port=first, cores=core1, seed=options.seed, prompts=options.prompts, environment=nodes[0]))
         self.other = offload.Check(
-            SimpleNamespace(port=second, core=core2, seed=options.seed + 1, prompts=0, environment=nodes[1]))
+            SimpleNamespace(port=second, cores=core2, seed=options.seed + 1, prompts=0, environment=nodes[1]))
         self.settings = options
         self.part, self.other.part = "shared-small", "shared"
         self.pools = [Pool(options, number) for number in range(options.pools)]
