@@ -90,7 +90,7 @@ pub struct TransferNode<F> {
     returned_expectations: Vec<TransferId>,
     /// Outbound transfers that were reserved in this round, for staging to see.
     reserved_now: Vec<TransferId>,
-    /// What inbound transfers that have ended in this round had in common with their senders: one may begin and end in a round.
+    /// Layouts that inbound transfers, ended in this round, shared with their senders: one may begin and end in a round.
     ended_now: Vec<(TransferId, Cut)>,
     /// The time that the present call was given.
     now: Instant,
@@ -237,7 +237,7 @@ impl<F: Fabric> TransferNode<F> {
         &self.reserved_now
     }
 
-    /// What inbound transfers that have ended since the last round began had in common with their senders.
+    /// Layouts that inbound transfers, ended since the last round began, shared with their senders.
     pub(crate) fn ended_now(&self) -> &[(TransferId, Cut)] {
         &self.ended_now
     }

@@ -107,7 +107,7 @@ pub fn stores_name(stores: &[String], tag: u16) -> String {
     format!("stores {:016x} {tag:04x}", xxh3_64(stores.join("\0").as_bytes()))
 }
 
-/// What blocks in stores are. Of two such states the larger one counts as the newer.
+/// The meaning of blocks in stores. Of two such states the larger one counts as the newer.
 #[must_use]
 pub fn capture_stores(name: String, held: Vec<Held>) -> PublisherState {
     let next = held.len() as u64;

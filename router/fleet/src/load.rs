@@ -68,7 +68,7 @@ impl Speeds {
         Speed { per_onboard, ..self.get() }
     }
 
-    /// What to choose by.
+    /// The speed to choose by.
     pub fn get(&self) -> Speed {
         Speed::from_array(
             [0, 1, 2, 3, 4].map(|at: usize| f64::from_bits(self.speed[at].load(Ordering::Relaxed))),

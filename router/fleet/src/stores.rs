@@ -221,7 +221,7 @@ impl Stores {
         tracing::info!(worker = run.name, stores = ?shared.stores, "worker shares stores with others");
     }
 
-    /// What is known of the blocks in stores, for a gateway that starts. Others get at the groups between two of them.
+    /// The known meaning of blocks in stores, for a gateway that starts. Others get at the groups between two of them.
     pub(crate) fn capture(&self, index: &Index) -> Vec<PublisherState> {
         let of = |shared: &SharedStores| {
             let groups = self.lock();
@@ -422,7 +422,7 @@ mod tests {
     struct Rig {
         /// Not the fleet's own, whose tasks would forget what is told here.
         stores: Stores,
-        /// What a gateway knew before.
+        /// The snapshot of a gateway before this one.
         known: SnapshotCache,
         fleet: Arc<Fleet>,
         runs: Vec<Arc<WorkerRun>>,

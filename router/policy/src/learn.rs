@@ -125,7 +125,7 @@ const FORGETTING: f64 = 0.995;
 /// Weight of the first guess, in observations of one second.
 const GUESS_WEIGHT: f64 = 0.1;
 
-/// So many loads from lower tiers weigh as much as the first guess of what they cost, where that is less.
+/// Number of loads from lower tiers that weigh as much as the first guess of what they cost, where that is less.
 const LOADS_OF_GUESS: f64 = 4.0;
 /// Of the number of loads seen, half is forgotten after 700 prompts.
 const LOADS_FORGETTING: f64 = 0.999;
@@ -182,7 +182,7 @@ impl Learner {
         Speed::from_array(array)
     }
 
-    /// What to choose by: loads that have hardly been seen are taken for cheap.
+    /// The speed to choose by: loads that have hardly been seen are taken for cheap.
     #[must_use]
     pub fn speed(&self) -> Speed {
         let learned = self.learned();

@@ -20,7 +20,7 @@ use crate::builder::DiskTier;
 
 /// The longest single read or write: longer blocks are moved in pieces of this.
 const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// What slots and segments are a multiple of, and a raw device is formatted in.
+/// Unit of slots and segments, and of a raw device's format.
 const PAGE_BYTES: usize = 4096;
 
 type OpenError = Box<dyn std::error::Error + Send + Sync>;
@@ -98,7 +98,7 @@ pub struct DiskTierConfig {
     pub write_per_day: u64,
     /// Whether a log that was written for other blocks is made anew, and a device with something on it is overwritten.
     pub reformat: bool,
-    /// What the log is written for.
+    /// Identity of the blocks' format: a log of another one is refused.
     pub fingerprint: u64,
     /// Bytes of the largest block.
     pub block_bytes: usize,

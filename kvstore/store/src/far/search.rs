@@ -507,7 +507,7 @@ fn end(search: &Search, tiers: &mut Tiers) {
     if request != BACKGROUND_REQUEST {
         StoreCounters::add(&tiers.shared.counters.far_searches, usize::from(search.has_asked));
         StoreCounters::add(&tiers.shared.counters.far_cut, usize::from(search.lacked_room));
-        // Who was not asked may have everything.
+        // Tiers that were not asked may have everything.
         if search.has_asked {
             tiers.shared.observe_search(search.has_found);
         }

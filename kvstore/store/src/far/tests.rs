@@ -138,7 +138,7 @@ impl Rig {
         Self::over(1, slots, block_bytes)
     }
 
-    /// So many tiers, asked one after the other, that do alike.
+    /// A rig with several tiers, asked one after the other, that do alike.
     fn over(links: usize, slots: u32, block_bytes: usize) -> Self {
         let (tiers, moved) = host_tiers(slots, block_bytes, PolicyKind::Lru);
         let (sender, messages) = unbounded();
