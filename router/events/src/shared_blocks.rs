@@ -16,11 +16,12 @@ const UNRESOLVED_MAX: usize = 1 << 22;
 /// Hashes that are looked up in one go: the index's writer is locked meanwhile.
 const HASHES_AT_ONCE: usize = 512;
 
-/// One copy in a tier where stores have no blocks: it does not mix with those that they hold.
+/// Copies of a remembered block: one in a tier where stores have none, so that it does not mix with those that they hold.
 const REMEMBERED_COPIES: [u32; 4] = [1, 0, 0, 0];
 const REMEMBERED_TIER: Tier = Tier::Device;
 
-/// What workers with the same stores find there: a member of the index, whose blocks are all in [`Tier::Remote`].
+/// Blocks that workers with the same stores find there: a member of the index, whose blocks are all in [`Tier::Remote`], but for those
+/// that are remembered while nobody looks.
 #[derive(Debug)]
 pub struct SharedBlocks {
     member: Member,

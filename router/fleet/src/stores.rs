@@ -121,11 +121,9 @@ impl Stores {
 
     /// URL of each store, whether it answers, and how many blocks it holds. Waits for nothing.
     pub fn levels(&self) -> impl Iterator<Item = (&str, bool, usize)> {
-        let read =
-            |store: &Store| (store.answers.load(Ordering::Relaxed), store.blocks.load(Ordering::Relaxed));
-        self.stores.iter().map(move |store| {
-            let (answers, blocks) = read(store);
-            (store.url.as_str(), answers, blocks)
+        self.stores.iter().map(|store| {
+            let (answers, blocks) = (&store.answers, &store.blocks);
+            (store.url.as_str(), answers.load(Ordering::Relaxed), blocks.load(Ordering::Relaxed))
         })
     }
 
@@ -159,8 +157,8 @@ impl Stores {
         shared.stores.iter().all(is_told)
     }
 
-    /// A run of a worker has these stores from now on. Blocking: looks up all blocks that they hold. The first of a group finds in `known`
-    /// what blocks are that a gateway knew before.
+    /// A run of a worker has these stores from now on. Blocking: looks up all blocks that they hold. The first of a group learns from
+    /// `known_before` what blocks are that a gateway before this one knew.
     pub(crate) fn join(
         &self,
         index: &Index,

@@ -133,7 +133,7 @@ pub(crate) fn disk(
 ) -> DiskTier {
     let tier = &settings.disk_tier;
     let config = DiskTierConfig {
-        engine: tier.engine.into(),
+        engine: tier.engine.0,
         paths: tier.path.0.clone(),
         folder: None,
         capacity: tier.capacity.0,

@@ -47,32 +47,15 @@ pub(crate) enum Write {
 
 /// How the disk is read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Engine {
-    /// io_uring where the kernel has and permits it, else pread.
-    Auto,
-    IoUring,
-    Pread,
-    /// `path` is `/dev/ngXnY`.
-    #[serde(rename = "nvme-passthrough")]
-    NvmePassthrough,
-    /// `path` is the PCI address of a device that is bound to vfio-pci.
-    #[serde(rename = "nvme-user")]
-    NvmeUser,
-    /// The same, and the libraries of an installed SPDK.
-    Spdk,
-}
+#[serde(try_from = "String")]
+pub(crate) struct Engine(pub(crate) DiskEngine);
 
-impl From<Engine> for DiskEngine {
-    fn from(engine: Engine) -> Self {
-        match engine {
-            Engine::Auto => Self::Auto,
-            Engine::IoUring => Self::IoUring,
-            Engine::Pread => Self::Pread,
-            Engine::NvmePassthrough => Self::NvmePassthrough,
-            Engine::NvmeUser => Self::NvmeUser,
-            Engine::Spdk => Self::Spdk,
-        }
+impl TryFrom<String> for Engine {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        let names = DiskEngine::ALL.map(DiskEngine::name).join(", ");
+        DiskEngine::from_name(&name).map(Self).ok_or_else(|| format!("{name:?} is none of {names}"))
     }
 }
 
@@ -376,7 +359,7 @@ impl Default for DiskTierSettings {
         Self {
             capacity: Size(0),
             path: Paths::default(),
-            engine: Engine::Auto,
+            engine: Engine(DiskEngine::Auto),
             segment: Size(256 << 20),
             depth: 64,
             eviction: Eviction::S3Fifo,
@@ -551,7 +534,7 @@ impl Settings {
                 ));
             }
             let folders = disk_tier.path.0.len().max(1) as u64;
-            let engine = DiskEngine::from(disk_tier.engine);
+            let engine = disk_tier.engine.0;
             if engine.takes_device() && folders > 1 {
                 let name = engine.name();
                 misfits.push(format!(
@@ -601,7 +584,7 @@ mod tests {
         let disk = &settings.disk_tier;
         assert_eq!(
             (disk.engine, disk.write, disk.path.to_string().as_str()),
-            (Engine::IoUring, Write::Back, "\"/kv\"")
+            (Engine(DiskEngine::IoUring), Write::Back, "\"/kv\"")
         );
         assert_eq!((disk.eviction, settings.segment_bytes()), (Eviction::S3Fifo, 1 << 30));
     }
@@ -640,7 +623,10 @@ mod tests {
                 "is no multiple of a file's 999424 bytes",
             ),
             ("[disk_tier]\ndepth = 0\nwrite_frequency = 16\n", "disk_tier.write_frequency = 16"),
-            ("[disk_tier]\nengine = \"floppy\"\n", "engine"),
+            (
+                "[disk_tier]\nengine = \"floppy\"\n",
+                "\"floppy\" is none of auto, io_uring, pread, nvme-passthrough, nvme-user, spdk",
+            ),
             (
                 "[disk_tier]\ncapacity = \"512 MiB\"\nengine = \"spdk\"\npath = [\"0000:01:00.0\", \"0000:02:00.0\"]\n",
                 "disk_tier.engine = \"spdk\" takes one device, and disk_tier.path names 2",

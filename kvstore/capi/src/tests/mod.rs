@@ -197,7 +197,7 @@ fn engines_that_take_a_device_say_which() {
         ("nvme-user", "is not a PCI address like `0000:01:00.0`, which `nvme-user` needs"),
         ("spdk", "is not a PCI address like `0000:01:00.0`, which `spdk` needs"),
         ("nvme-passthrough", "disk_tier.path = "),
-        ("floppy", "unknown variant `floppy`"),
+        ("floppy", "\"floppy\" is none of auto"),
     ] {
         let refused = compose(&folder.configuration("1 MiB", &format!("engine = \"{engine}\"\n")));
         let Err(refused) = refused else { panic!("opened {engine} on a folder") };

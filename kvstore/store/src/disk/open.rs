@@ -88,7 +88,7 @@ pub struct DiskTierConfig {
     pub segment: u64,
     /// Operations that may be under way.
     pub depth: usize,
-    /// Which block goes when one must.
+    /// Policy that chooses the block that goes when one must.
     pub eviction: PolicyKind,
     /// Only blocks that were seen so often are written.
     pub write_frequency: u32,
@@ -181,7 +181,7 @@ impl DiskTierConfig {
         whole_pages(self.segment.min(self.capacity))
     }
 
-    /// One segment of each file, or as many as fit into a device.
+    /// Areas of the log: a segment of each file, or as many as fit into a device.
     fn areas(&self, files: &[u64]) -> Vec<Area> {
         let mut areas = Vec::new();
         for (file, &bytes) in (0..).zip(files) {
