@@ -265,6 +265,19 @@ impl Engine {
         }
     }
 
+    /// Stages as they are when these have been seen. The last of a sender's comes after its slots are back.
+    fn wait_for_stages(&self, expected: &[&str]) -> Vec<(String, u64, u64, u64)> {
+        let started = Instant::now();
+        loop {
+            let stages = self.stages();
+            if stages.iter().map(|(name, ..)| name.as_str()).eq(expected.iter().copied()) {
+                return stages;
+            }
+            assert!(started.elapsed() < PATIENCE, "{stages:?} instead of {expected:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn block(&self, number: u64) -> Vec<&[u8]> {
         self.planes.iter().map(|plane| &plane[number as usize * STRIDE..][..self.piece]).collect()
     }
@@ -324,9 +337,7 @@ fn blocks_arrive_layer_by_layer_over_each_transport() {
             (&prefill, &["write", "sum", "finish"][..]),
             (&decode, &["reserve", "first_part", "verify", "whole"]),
         ] {
-            let stages = side.stages();
-            let names: Vec<&str> = stages.iter().map(|(name, ..)| name.as_str()).collect();
-            assert_eq!(names, expected);
+            let stages = side.wait_for_stages(expected);
             assert!(stages.iter().all(|(_, count, _, at_most)| count == at_most), "{stages:?}");
         }
         let whole = decode.stages().pop().expect("the last");
