@@ -14,6 +14,7 @@ mod mapped;
 mod node;
 mod operation;
 mod replicate;
+mod retain;
 mod storing;
 mod sweep;
 mod transfer;

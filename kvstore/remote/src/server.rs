@@ -232,6 +232,9 @@ impl<F: Fabric, B: PoolBlocks> PoolServer<F, B> {
             Message::Release { lease } => self.release(peer, lease),
             Message::Reserve { request, offers } => return self.reserve(peer, request, offers, now),
             Message::Commit { request, written } => return self.commit(peer, request, written),
+            Message::Retain { seconds, chain } => {
+                self.blocks.retain(&chain, Duration::from_secs(seconds.into()));
+            }
             Message::Suspect { chain } => chain.iter().for_each(|identity| self.suspect(identity)),
             Message::Stats { request } => {
                 let levels = self.blocks.levels();

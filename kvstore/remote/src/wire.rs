@@ -16,8 +16,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use fields::{Field, get_list, put_list};
 
 /// Raised when a message changes its meaning.
-/// 2: the checksum of a block is that of `dataplane-checksum` with the identity in it.
-pub(crate) const VERSION: u8 = 2;
+/// 2: the checksum of a block is that of `dataplane-checksum` with the identity in it. 3: `Retain`.
+pub(crate) const VERSION: u8 = 3;
 /// Blocks that one message may name: the bits of a `u64` in `Message::Commit`.
 pub const BLOCKS_PER_MESSAGE_MAX: usize = 64;
 const SUM_BYTES: usize = 8;
@@ -78,6 +78,8 @@ pub(crate) enum Message {
     Commit { request: u64, written: u64 },
     /// Client: what I read of these had the wrong checksum.
     Suspect { chain: Vec<BlockIdentity> },
+    /// Client: keep these, each behind the one before it in their chain, for so long.
+    Retain { seconds: u32, chain: Vec<BlockIdentity> },
     /// Client: how are you?
     Stats { request: u64 },
     /// Node: the leading blocks that are here, to be read within the lease. No lease (0) when there are none.
@@ -103,6 +105,7 @@ const GRANTED: u8 = 8;
 const COMMITTED: u8 = 9;
 const LOAD: u8 = 10;
 const BUSY: u8 = 11;
+const RETAIN: u8 = 12;
 
 impl Message {
     /// The lane it must travel on: a commit on that of the writes before it.
@@ -158,6 +161,11 @@ impl Message {
                 out.push(SUSPECT);
                 put_list(chain, out);
             }
+            Self::Retain { seconds, chain } => {
+                out.push(RETAIN);
+                seconds.put(out);
+                put_list(chain, out);
+            }
             Self::Stats { request } => put_plain(STATS, *request, out),
             Self::Found { request, lease, lease_ms, blocks } => {
                 put_plain(FOUND, *request, out);
@@ -195,6 +203,7 @@ impl Message {
             RESERVE => Self::Reserve { request: u64::get(from)?, offers: get_list(from)? },
             COMMIT => Self::Commit { request: u64::get(from)?, written: u64::get(from)? },
             SUSPECT => Self::Suspect { chain: get_list(from)? },
+            RETAIN => Self::Retain { seconds: u32::get(from)?, chain: get_list(from)? },
             STATS => Self::Stats { request: u64::get(from)? },
             FOUND => Self::Found {
                 request: u64::get(from)?,

@@ -3,6 +3,7 @@
 mod rig;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dataplane_fabric::sim::Faults;
 use kvstore_block::BlockIdentity;
@@ -39,6 +40,24 @@ fn a_chain_over_many_groups_and_nodes_comes_in_one_round_trip() {
     longer.extend(rig::chain(2, 30));
     assert_eq!(cluster.fetch(1, &longer, 500), 100, "it ends where the stored chain ends");
     cluster.assert_no_leak();
+}
+
+#[test]
+fn the_home_of_each_group_is_asked_to_keep_its_blocks() {
+    let mut cluster = cluster(3, 1, 256);
+    let (chain, how_long) = (chain(1, 5 * GROUP_BLOCKS + 3), Duration::from_millis(90_500));
+    cluster.clients[0].pool.retain(&chain, how_long);
+    cluster.run(10);
+    let mut told = 0;
+    for at in 0..3 {
+        let of_home = |number: &usize| cluster.home(&chain[number - number % GROUP_BLOCKS]) == at;
+        let expected: Vec<_> =
+            (0..chain.len()).filter(of_home).map(|number| (chain[number], Duration::from_secs(90))).collect();
+        let retained = cluster.server(at).retained.lock().expect("no panic").clone();
+        assert_eq!(retained, expected, "node {at}");
+        told += retained.len();
+    }
+    assert_eq!(told, chain.len());
 }
 
 #[test]

@@ -12,6 +12,22 @@ pub enum WriteMode {
     Back,
 }
 
+/// How much is kept of what callers want kept ([`crate::Store::retain`]).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RetentionConfig {
+    /// The part of each tier of this node that may be kept; of it the blocks of one tenant have [`StoreConfig::tenant_share`] at most. 0: nothing
+    /// is kept.
+    pub share: f64,
+    /// No block is kept longer.
+    pub longest: Duration,
+}
+
+impl Default for RetentionConfig {
+    fn default() -> Self {
+        Self { share: 0.25, longest: Duration::from_secs(24 * 3600) }
+    }
+}
+
 /// How the store behaves.
 #[derive(Debug, Clone)]
 pub struct StoreConfig {
@@ -25,6 +41,8 @@ pub struct StoreConfig {
     pub others_deadline: Duration,
     /// The part of each tier of this node that the blocks of one tenant may fill; 1: all of it.
     pub tenant_share: f64,
+    /// Which blocks may be kept for a time.
+    pub retention: RetentionConfig,
     /// When blocks of idle conversations are fetched ahead; `None`: never.
     pub prefetch: Option<ReturnConfig>,
     /// What all traffic of a tier may take; what requests wait for comes first. By [`crate::plan::Tier::index`].
@@ -41,6 +59,7 @@ impl StoreConfig {
             disk_write: WriteMode::Through,
             others_deadline: Duration::from_millis(200),
             tenant_share: 1.0,
+            retention: RetentionConfig::default(),
             prefetch: Some(ReturnConfig::default()),
             bandwidth: [None; TIERS],
         }

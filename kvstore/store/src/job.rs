@@ -1,7 +1,7 @@
 //! What the store is asked, and what it reports.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
 use kvstore_block::BlockIdentity;
@@ -190,6 +190,11 @@ pub(crate) enum Job {
     Came(Vec<BlockIdentity>),
     /// Nobody computes on this chain any more.
     WentIdle(Vec<BlockIdentity>),
+    /// Blocks are to be kept for so long.
+    Retain {
+        chain: Vec<BlockIdentity>,
+        how_long: Duration,
+    },
     Probe(Probe),
     Forget(Vec<BlockIdentity>),
     ForgetOnHost(Vec<BlockIdentity>),

@@ -56,6 +56,7 @@ mod disk;
 mod error;
 pub mod far;
 mod guarded_count;
+mod held;
 mod job;
 mod load;
 mod memory;
@@ -74,7 +75,7 @@ mod store;
 mod tiers;
 
 pub use builder::{DiskTier, HostTier, StoreBuilder};
-pub use config::{StoreConfig, WriteMode};
+pub use config::{RetentionConfig, StoreConfig, WriteMode};
 pub use disk::{DiskEngine, DiskTierConfig, OpenDisk};
 pub use error::StoreError;
 pub use far::{Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, Outgoing, ReturnedSlots};

@@ -32,6 +32,8 @@ pub struct StoreCounters {
     pub(crate) prefetch_used: AtomicU64,
     pub(crate) prefetch_wasted: AtomicU64,
     pub(crate) probed: AtomicU64,
+    pub(crate) retained: AtomicU64,
+    pub(crate) retention_refused: AtomicU64,
 }
 
 impl StoreCounters {
@@ -135,6 +137,16 @@ impl StoreCounters {
                 "prefetch_wasted_blocks",
                 "Prefetched blocks whose conversation did not go on in time",
                 read(&self.prefetch_wasted),
+            ),
+            (
+                "retained_blocks",
+                "Blocks that were wanted kept for a time, and are or were kept",
+                read(&self.retained),
+            ),
+            (
+                "retention_refused_blocks",
+                "Blocks that were wanted kept for a time and were not: as many are kept as may be",
+                read(&self.retention_refused),
             ),
             ("probed_blocks", "Blocks read to learn a tier's speed", read(&self.probed)),
             ("late_blocks", "Blocks given up because they came too late", read(&self.late)),

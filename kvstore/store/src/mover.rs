@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
+use kvstore_block::BlockIdentity;
 
 use crate::background::Background;
 use crate::device::DeviceCopies;
@@ -136,6 +137,9 @@ impl Mover {
         }
         self.tiers.shared.unwritten.store(self.tiers.unwritten(), Ordering::Relaxed);
         self.hold_ahead(now);
+        if self.tiers.advance_retained() {
+            is_idle = false;
+        }
         self.far.check_guards();
         self.tiers.check_guards();
         if is_idle {
@@ -153,6 +157,7 @@ impl Mover {
             self.tiers.bandwidth.next_deadline(),
             self.tiers.next_retry(),
             self.tiers.mapped.next_deadline(),
+            self.tiers.retained.next_deadline(),
         ];
         let deadline = deadline.into_iter().flatten().min();
         let timeout =
@@ -212,7 +217,7 @@ impl Mover {
     fn start(&mut self, job: Job) {
         match job {
             Job::Load(wanted) => {
-                let returned = (!self.background.held_for_load.is_empty()).then(|| wanted.chain.clone());
+                let returned = self.background.holds_for_load().then(|| wanted.chain.clone());
                 self.loads.start(wanted, &mut self.tiers, &self.device);
                 if let Some(chain) = returned {
                     self.release_for(&chain);
@@ -225,11 +230,20 @@ impl Mover {
             }
             Job::Came(chain) => self.conversation_came(&chain),
             Job::WentIdle(chain) => self.conversation_went_idle(chain),
+            Job::Retain { chain, how_long } => self.retain(chain, how_long),
             Job::Probe(probe) => self.probe(probe),
             Job::Forget(chain) => self.tiers.forget(&chain),
             Job::ForgetOnHost(chain) => self.drop_damaged(&chain),
             Job::ForgetGone(identity) => self.tiers.unmap(&identity),
         }
+    }
+
+    /// Somebody wants these blocks kept, wherever they are.
+    fn retain(&mut self, chain: Vec<BlockIdentity>, how_long: Duration) {
+        self.tiers.shared.retaining.fetch_sub(chain.len(), Ordering::Relaxed);
+        let how_long = how_long.min(self.tiers.shared.config.retention.longest);
+        self.far.retain(&chain, how_long);
+        self.tiers.retain(chain, how_long);
     }
 
     /// The disk has answered a read.

@@ -17,6 +17,8 @@ pub(crate) enum Planted {
     KeptLease,
     /// A write to the disk that the device did not answer is taken out of the tables.
     LostWrite,
+    /// A block counts as kept and may be evicted.
+    LostRetention,
 }
 
 #[cfg(test)]

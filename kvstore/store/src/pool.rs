@@ -184,6 +184,11 @@ impl PoolBlocks for StorePool {
         }
     }
 
+    fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration) {
+        // A hint: the store counts what it does not take.
+        let _full = self.store.retain(chain, how_long);
+    }
+
     fn remove(&mut self, identity: &BlockIdentity) {
         self.store.forget_on_host(vec![*identity]);
     }

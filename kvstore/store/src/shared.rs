@@ -14,6 +14,7 @@ use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Catalog, TierIndex};
 
 use crate::config::StoreConfig;
+use crate::held::{HeldBlock, HeldSlots};
 use crate::job::Probe;
 use crate::memory::HostMemory;
 use crate::metrics::StoreCounters;
@@ -22,6 +23,8 @@ pub(crate) const HOST: TierIndex = TierIndex(0);
 pub(crate) const DISK: TierIndex = TierIndex(1);
 /// Blocks in the memory of pools on this host, which are read where they lie (`tiers::mapped`).
 pub(crate) const MAPPED: TierIndex = TierIndex(2);
+/// Blocks to be kept for a time that may wait for the store's thread: 16 MiB of identities.
+pub(crate) const RETAINING_MAX: usize = 1 << 20;
 /// The quantile of transfer times that plans know of.
 const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// The part of the time that prompts take to compute which questions to the tiers of other nodes may take although these do not
@@ -134,8 +137,10 @@ pub(crate) struct Shared {
     pub(crate) loads: AtomicUsize,
     /// Blocks of host memory that wait to be written to the disk.
     pub(crate) unwritten: AtomicUsize,
-    /// Slots of host memory that are held for idle conversations.
-    pub(crate) held_ahead: AtomicUsize,
+    /// Slots of host memory that the store holds for no request.
+    pub(crate) held: Arc<HeldSlots>,
+    /// Blocks to be kept for a time of which the store's thread has not heard yet.
+    pub(crate) retaining: AtomicUsize,
     /// Callers fill slots themselves: some are to be free.
     pub(crate) wants_free_slots: AtomicBool,
     /// Blocks of host memory that another thread than the store's has evicted; listeners are still to be told.
@@ -172,6 +177,7 @@ impl Shared {
     ) -> Self {
         // A probe shall not empty host memory.
         let host_bytes = memory.slot_count() as u64 * config.block_bytes as u64;
+        let held = Arc::new(HeldSlots::new(memory.slot_count()));
         let probing = ExplorationConfig {
             bytes_max: (host_bytes / PROBE_SHARE).max(1),
             ..ExplorationConfig::default()
@@ -192,7 +198,8 @@ impl Shared {
             config,
             loads: AtomicUsize::new(0),
             unwritten: AtomicUsize::new(0),
-            held_ahead: AtomicUsize::new(0),
+            held,
+            retaining: AtomicUsize::new(0),
             wants_free_slots: AtomicBool::new(false),
             evicted_elsewhere: SegQueue::new(),
             has_disk,
@@ -206,6 +213,15 @@ impl Shared {
     /// Whether the tier has the block. Takes no lock.
     pub(crate) fn holds(&self, tier: TierIndex, identity: &BlockIdentity) -> bool {
         self.catalog.places(identity).is_some_and(|places| places.slot(tier).is_some())
+    }
+
+    pub(crate) fn has_disk(&self) -> bool {
+        self.has_disk
+    }
+
+    /// The block, if host memory has it; it stays there, and counts for no request.
+    pub(crate) fn hold_on_host(&self, identity: &BlockIdentity) -> Option<HeldBlock> {
+        Some(self.held.hold(self.catalog.pin(HOST, identity)?))
     }
 
     /// Leading blocks of a chain that are in some tier of this node. Takes no lock.

@@ -19,7 +19,7 @@ use crate::memory::{HostBlock, NewSlot};
 use crate::metrics::StoreCounters;
 use crate::mover::Message;
 use crate::quota;
-use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Others, Plan, Prompt, Shared};
+use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Others, Plan, Prompt, RETAINING_MAX, Shared};
 
 /// Loads, searches and the like that may be inside at a time.
 const REQUESTS_MAX: usize = 16_384;
@@ -97,14 +97,14 @@ impl Store {
         [HOST, DISK].map(|tier| self.shared.catalog.census(tier).registered as u64)
     }
 
-    /// Slots of host memory that somebody uses or fills now, but for those that are held for idle conversations: zero when nothing is under way.
+    /// Slots of host memory that somebody uses or fills now, but for those that the store itself holds, for idle conversations or because
+    /// somebody wants them retained: zero when nothing is under way.
     #[must_use]
     pub fn leased_slots(&self) -> usize {
         // Slots that their last readers have handed back are taken in by any change, or by this.
         self.shared.free(HOST);
         let census = self.shared.catalog.census(HOST);
-        let held_ahead = self.shared.held_ahead.load(Ordering::Relaxed);
-        (census.under_way + census.pinned).saturating_sub(held_ahead)
+        (census.under_way + census.pinned).saturating_sub(self.shared.held.slots())
     }
 
     /// Whether host memory has the block. Takes no lock.
@@ -155,6 +155,20 @@ impl Store {
         if self.shared.config.prefetch.is_some() && self.messages.len() < HINTS_MAX {
             let _full = self.send(Job::WentIdle(chain.to_vec()));
         }
+    }
+
+    /// Keeps blocks for so long, counted from now, in host memory or on the disk, and asks the pools of other nodes for the same: they are
+    /// not evicted before, unless so many are kept that no more may be ([`crate::RetentionConfig`]). Blocks that are on their way here are kept
+    /// when they come. `chain` begins with the first block of its prompt: a block keeps those before it in its chain.
+    pub fn retain(&self, chain: &[BlockIdentity], how_long: Duration) -> Result<(), Throttled<()>> {
+        let retaining = &self.shared.retaining;
+        let is_room = retaining.fetch_add(chain.len(), Ordering::Relaxed) + chain.len() <= RETAINING_MAX;
+        if is_room && self.send(Job::Retain { chain: chain.to_vec(), how_long }).is_ok() {
+            return Ok(());
+        }
+        retaining.fetch_sub(chain.len(), Ordering::Relaxed);
+        StoreCounters::add(&self.shared.counters.retention_refused, chain.len());
+        Err(Throttled(()))
     }
 
     /// Tells how long the worker took to compute so many tokens behind so many.

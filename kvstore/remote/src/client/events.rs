@@ -102,6 +102,7 @@ impl<F: Fabric> RemotePool<F> {
             | Message::Reserve { .. }
             | Message::Commit { .. }
             | Message::Suspect { .. }
+            | Message::Retain { .. }
             | Message::Stats { .. } => false,
         }
     }

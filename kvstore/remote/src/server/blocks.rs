@@ -1,6 +1,7 @@
 //! [`PoolBlocks`]: the interface between the pool server and the owner of the blocks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use dataplane_fabric::wait::Bell;
 use dataplane_memory::{Slab, SlotRef};
@@ -96,6 +97,8 @@ pub trait PoolBlocks {
         description: Description,
         written: Writable<Self::Writing>,
     ) -> Option<bool>;
+    /// Keeps blocks, each behind the one before it in their chain, for so long, now or when they come. A hint.
+    fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration);
     /// Throws the copy of a block away that is damaged in memory.
     fn remove(&mut self, identity: &BlockIdentity);
     /// The next answer that was not known at once.

@@ -2,7 +2,8 @@
 //! are delayed as those of a store are.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dataplane_fabric::wait::Bell;
 use dataplane_memory::{Slab, SlotPool};
@@ -20,7 +21,11 @@ pub(crate) struct MemoryBlocks {
     random: u64,
     /// Delayed answers, each with the polls until it is given.
     delayed: VecDeque<(u64, Answer<()>)>,
+    /// What was to be kept, and for how long.
+    retained: Retained,
 }
+
+pub(crate) type Retained = Arc<Mutex<Vec<(BlockIdentity, Duration)>>>;
 
 impl MemoryBlocks {
     pub(crate) fn new(pool: &Arc<SlotPool>) -> Self {
@@ -38,7 +43,13 @@ impl MemoryBlocks {
             evicted: 0,
             random: seed,
             delayed: VecDeque::new(),
+            retained: Retained::default(),
         }
+    }
+
+    /// What is to be kept from now on, which others see too.
+    pub(crate) fn retained(&self) -> Retained {
+        Arc::clone(&self.retained)
     }
 
     /// For how many polls an answer is delayed; `None`: it is given at once.
@@ -121,6 +132,11 @@ impl PoolBlocks for MemoryBlocks {
                 None
             }
         }
+    }
+
+    fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration) {
+        let mut retained = self.retained.lock().expect("nothing panics with it");
+        retained.extend(chain.iter().map(|identity| (*identity, how_long)));
     }
 
     fn remove(&mut self, identity: &BlockIdentity) {

@@ -15,7 +15,7 @@ use kvstore_remote::{
     Description, Outcome, PoolConfig, PoolCounters, PoolNode, PoolServer, RemoteConfig, RemoteCounters,
     RemotePool, StoreBlock, StoreResult, Ticket, checksum, group_of,
 };
-pub(crate) use memory::MemoryBlocks;
+pub(crate) use memory::{MemoryBlocks, Retained};
 
 /// Bytes of a slot in simulations.
 pub(crate) const SLOT_BYTES: usize = 12 << 10;
@@ -119,6 +119,7 @@ pub(crate) fn pool_config() -> PoolConfig {
 pub(crate) struct Server {
     pub(crate) server: PoolServer<SimFabric, MemoryBlocks>,
     pub(crate) slots: Arc<SlotPool>,
+    pub(crate) retained: Retained,
     /// Its number in the network.
     pub(crate) number: usize,
     /// Whether it is given time.
@@ -199,11 +200,11 @@ impl Cluster {
         let slots = slots("server", self.server_slots, SLOT_BYTES);
         let fabric = self.network.add_node(Arc::clone(slots.slab()));
         let counters = Arc::new(PoolCounters::default());
-        let server =
-            PoolServer::new(fabric, MemoryBlocks::delaying(&slots, self.delays), pool_config(), counters)
-                .expect("server");
+        let blocks = MemoryBlocks::delaying(&slots, self.delays);
+        let retained = blocks.retained();
+        let server = PoolServer::new(fabric, blocks, pool_config(), counters).expect("server");
         self.nodes += 1;
-        Server { server, slots, number: self.nodes - 1, runs: true }
+        Server { server, slots, retained, number: self.nodes - 1, runs: true }
     }
 
     /// Tells all clients where the nodes are.

@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use crate::plan::{ReturnConfig, ReturnTimes};
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::Lease;
+
+use crate::held::HeldBlock;
 
 /// Conversations that are watched.
 const CONVERSATIONS_MAX: usize = 4096;
@@ -48,28 +49,8 @@ struct Idle {
     ahead: usize,
     /// Fetched blocks among them.
     fetched: usize,
-    /// Leases on fetched blocks that have arrived. Without them the policy evicts these blocks first, because no request has used them.
-    held: Vec<Lease>,
-}
-
-/// Slots of host memory that are held for conversations, each with the number of leases: conversations share blocks.
-#[derive(Debug, Default)]
-struct HeldSlots(HashMap<u32, u32>);
-
-impl HeldSlots {
-    fn add(&mut self, leases: &[Lease]) {
-        leases.iter().for_each(|lease| *self.0.entry(lease.slot()).or_default() += 1);
-    }
-
-    fn remove(&mut self, leases: &[Lease]) {
-        for lease in leases {
-            let count = self.0.get_mut(&lease.slot()).expect("a lease that is held was added");
-            *count -= 1;
-            if *count == 0 {
-                self.0.remove(&lease.slot());
-            }
-        }
-    }
+    /// Fetched blocks that have arrived. If they were not held, the policy would evict them first, because no request has used them.
+    held: Vec<HeldBlock>,
 }
 
 /// Idle conversations, and the blocks that are held for them.
@@ -84,8 +65,6 @@ pub(crate) struct Conversations {
     blocks: usize,
     /// Blocks held or fetched for conversations that have not returned.
     ahead: usize,
-    /// Slots of all leases that [`Conversations::release`] has not given back.
-    held: HeldSlots,
 }
 
 impl Conversations {
@@ -97,7 +76,6 @@ impl Conversations {
             order: VecDeque::new(),
             blocks: 0,
             ahead: 0,
-            held: HeldSlots::default(),
         }
     }
 
@@ -115,7 +93,6 @@ impl Conversations {
         let Some(&last) = chain.last() else { return };
         if let Some(before) = self.idle.remove(&last) {
             self.left(&before);
-            self.release(before.held);
         }
         self.blocks += chain.len();
         self.order.push_back((now, last));
@@ -137,7 +114,6 @@ impl Conversations {
             {
                 self.left(&dropped);
                 self.times.dropped(now.saturating_duration_since(dropped.since));
-                self.release(dropped.held);
             }
         }
         if self.order.len() > 2 * CONVERSATIONS_MAX {
@@ -145,9 +121,8 @@ impl Conversations {
         }
     }
 
-    /// A prompt has come. Returns how many blocks had been fetched for the conversation that it continues, and those that are held, which go
-    /// back by [`Conversations::release`].
-    pub(crate) fn came(&mut self, chain: &[BlockIdentity], now: Instant) -> (usize, Vec<Lease>) {
+    /// A prompt has come. Returns how many blocks had been fetched for the conversation that it continues, and those that are held.
+    pub(crate) fn came(&mut self, chain: &[BlockIdentity], now: Instant) -> (usize, Vec<HeldBlock>) {
         let Some(idle) = chain.iter().rev().find_map(|identity| self.idle.remove(identity)) else {
             return (0, Vec::new());
         };
@@ -163,21 +138,10 @@ impl Conversations {
     }
 
     /// Blocks have come that were fetched for a conversation.
-    pub(crate) fn hold(&mut self, last: &BlockIdentity, blocks: Vec<Lease>) {
+    pub(crate) fn hold(&mut self, last: &BlockIdentity, blocks: Vec<HeldBlock>) {
         if let Some(idle) = self.idle.get_mut(last).filter(|idle| idle.ahead > 0) {
-            self.held.add(&blocks);
             idle.held.extend(blocks);
         }
-    }
-
-    /// Stops holding these blocks.
-    pub(crate) fn release(&mut self, blocks: Vec<Lease>) {
-        self.held.remove(&blocks);
-    }
-
-    /// Slots that are held.
-    pub(crate) fn held_slots(&self) -> usize {
-        self.held.0.len()
     }
 
     fn left(&mut self, idle: &Idle) {
@@ -217,12 +181,11 @@ impl Conversations {
     }
 
     /// The same; these were in host memory and are held there.
-    pub(crate) fn found(&mut self, last: &BlockIdentity, next: usize, blocks: Vec<Lease>, now: Instant) {
+    pub(crate) fn found(&mut self, last: &BlockIdentity, next: usize, blocks: Vec<HeldBlock>, now: Instant) {
         if let Some(idle) = self.idle.get_mut(last) {
             idle.state = idle.state.fetching(next, now);
             idle.ahead += blocks.len();
             self.ahead += blocks.len();
-            self.held.add(&blocks);
             idle.held.extend(blocks);
         }
     }
@@ -243,7 +206,6 @@ impl Conversations {
             if now.saturating_duration_since(at) > patience {
                 wasted += std::mem::take(&mut idle.fetched);
                 given_up += std::mem::take(&mut idle.ahead);
-                self.held.remove(&idle.held);
                 idle.held.clear();
                 idle.state = State::Fetched { at };
             }

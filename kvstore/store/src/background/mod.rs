@@ -8,13 +8,12 @@
 mod conversations;
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::plan::{Priority, ReturnConfig, Tier};
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::Lease;
 
+use crate::held::HeldBlock;
 use crate::job::{Destination, LoadRequest, Prepare, Probe};
 use crate::metrics::StoreCounters;
 use crate::mover::Mover;
@@ -40,7 +39,7 @@ pub(crate) struct Background {
     /// In a box: without it an optimiser may look at what is not there before it asks whether it is, which valgrind takes for a fault.
     conversations: Option<Box<Conversations>>,
     /// Blocks of conversations whose prompts have come, until their loads hold them. The oldest first.
-    pub(crate) held_for_load: VecDeque<(Instant, Vec<Lease>)>,
+    held_for_load: VecDeque<(Instant, Vec<HeldBlock>)>,
     /// Nothing is to be done before.
     next_check: Instant,
     /// Fetched blocks are not given up before.
@@ -57,16 +56,9 @@ impl Background {
         }
     }
 
-    /// Stops holding these blocks.
-    fn release(&mut self, held: impl IntoIterator<Item = (Instant, Vec<Lease>)>) {
-        if let Some(conversations) = &mut self.conversations {
-            held.into_iter().for_each(|(_, held)| conversations.release(held));
-        }
-    }
-
-    /// Slots of host memory that are held for conversations.
-    fn held_slots(&self) -> usize {
-        self.conversations.as_ref().map_or(0, |conversations| conversations.held_slots())
+    /// Whether blocks are held for a load that is to come.
+    pub(crate) fn holds_for_load(&self) -> bool {
+        !self.held_for_load.is_empty()
     }
 
     /// Blocks that are held for conversations.
@@ -131,10 +123,8 @@ impl Mover {
         }
         let is_over = |since: Instant| now.saturating_duration_since(since) >= HELD_FOR_LOAD;
         while self.background.held_for_load.front().is_some_and(|(since, _)| is_over(*since)) {
-            let over = self.background.held_for_load.pop_front();
-            self.background.release(over);
+            self.background.held_for_load.pop_front();
         }
-        self.tiers.shared.held_ahead.store(self.background.held_slots(), Ordering::Relaxed);
     }
 
     /// A request's load has begun: it holds its blocks itself.
@@ -142,13 +132,9 @@ impl Mover {
         let catalog = &self.tiers.shared.catalog;
         let slot_of = |identity| catalog.places(identity).and_then(|places| places.slot(HOST));
         let slots: HashSet<u32> = chain.iter().filter_map(slot_of).collect();
-        let is_loaded = |(_, held): &(Instant, Vec<Lease>)| {
-            held.first().map(Lease::slot).is_none_or(|first| slots.contains(&first))
-        };
-        let (loaded, others): (VecDeque<_>, VecDeque<_>) =
-            self.background.held_for_load.drain(..).partition(is_loaded);
-        self.background.held_for_load = others;
-        self.background.release(loaded);
+        self.background
+            .held_for_load
+            .retain(|(_, held)| held.first().is_some_and(|first| !slots.contains(&first.lease().slot())));
     }
 
     /// Does what is due; called when nothing else is to be done.
@@ -167,8 +153,8 @@ impl Mover {
         let is_whole_here = first.is_none_or(|first| self.tiers.shared.holds(DISK, &chain[first]));
         let here_end = if is_whole_here { first.unwrap_or(chain.len()).min(from + room) } else { from };
         let here = &chain[from..here_end];
-        let held: Vec<Lease> =
-            here.iter().filter_map(|identity| self.tiers.shared.catalog.pin(HOST, identity)).collect();
+        let held: Vec<HeldBlock> =
+            here.iter().filter_map(|identity| self.tiers.shared.hold_on_host(identity)).collect();
         let room = room - held.len();
         if !held.is_empty() {
             conversations.found(&last, from + here.len(), held, now);

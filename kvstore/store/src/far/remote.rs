@@ -47,6 +47,7 @@ enum Command {
     Read(Incoming),
     Offer(Box<Offer>),
     Leave(u64),
+    Retain { chain: Vec<BlockIdentity>, how_long: Duration },
 }
 
 /// The pools of other nodes, as a configuration names them (`[remote_tier]`).
@@ -167,6 +168,11 @@ impl FarTier for RemoteTier {
             Command::Read(incoming) => incoming,
             _ => unreachable!("a refused command comes back as it was"),
         })
+    }
+
+    fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration) {
+        // A hint: without room it is lost.
+        let _full = self.send(Command::Retain { chain: chain.to_vec(), how_long });
     }
 
     fn leave(&mut self, request: u64) {
@@ -389,6 +395,7 @@ impl<F: Fabric> Driver<F> {
                 }
             }
             Command::Offer(offer) => self.offers.push(offer),
+            Command::Retain { chain, how_long } => self.pool.retain(&chain, how_long),
         }
     }
 

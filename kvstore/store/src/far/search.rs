@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::plan::Tier;
 use kvstore_block::BlockIdentity;
@@ -153,6 +153,11 @@ impl FarLinks {
     pub(crate) fn new(links: Vec<Box<dyn FarTier>>) -> Self {
         let backlogs = links.iter().map(|_| Backlog::default()).collect();
         Self { links, backlogs, ..Self::default() }
+    }
+
+    /// Somebody wants blocks kept for so long.
+    pub(crate) fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration) {
+        self.links.iter_mut().for_each(|link| link.retain(chain, how_long));
     }
 
     /// Whether nobody searches.

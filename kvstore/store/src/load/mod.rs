@@ -16,7 +16,7 @@ use crate::device::DeviceCopies;
 use crate::disk::Waiter;
 use crate::job::{Destination, LoadRequest, Moved};
 use crate::metrics::StoreCounters;
-use crate::shared::{LoadTimes, Shared};
+use crate::shared::{HOST, LoadTimes, Shared};
 use crate::tiers::{Place, Started, Tiers};
 use state::{Load, State};
 
@@ -174,10 +174,12 @@ impl Loads {
             Destination::Host => {}
             Destination::Ahead(last) => {
                 let held = states.into_iter().take(verified).filter_map(|state| match state {
-                    State::Done(lease) => lease,
+                    // Blocks of the disk come into host memory.
+                    State::Done(lease) => lease.filter(|lease| lease.tier() == HOST),
                     _ => None,
                 });
-                tiers.fetched_ahead.push((last, held.collect()));
+                let held = held.map(|lease| tiers.shared.held.hold(lease)).collect();
+                tiers.fetched_ahead.push((last, held));
             }
             Destination::Slots(slots) => tiers.tell(Moved::Onboarded { request, slots, verified }),
             Destination::Held(reply) => {

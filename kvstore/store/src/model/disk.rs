@@ -73,6 +73,11 @@ impl ModelDisk {
         self.faults.rotten > 0
     }
 
+    /// Whether its reads fail now and then.
+    pub(super) fn may_fail(&self) -> bool {
+        self.faults.failed > 0
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.inbox.is_empty() && self.in_flight.is_empty() && self.stuck.is_empty()
     }

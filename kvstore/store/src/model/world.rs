@@ -61,10 +61,11 @@ pub(super) struct Totals {
     pub(super) evicted: u64,
     pub(super) pool_reads: u64,
     pub(super) pool_writes: u64,
+    pub(super) retained: u64,
 }
 
 impl Totals {
-    fn all(&mut self) -> [&mut u64; 14] {
+    fn all(&mut self) -> [&mut u64; 15] {
         [
             &mut self.offloaded,
             &mut self.onboarded_blocks,
@@ -80,6 +81,7 @@ impl Totals {
             &mut self.evicted,
             &mut self.pool_reads,
             &mut self.pool_writes,
+            &mut self.retained,
         ]
     }
 
@@ -130,10 +132,20 @@ pub(super) struct World {
     published: HashSet<(BlockIdentity, Medium)>,
     /// Blocks that were forgotten and not given since.
     absent: HashSet<BlockIdentity>,
+    /// Until when blocks are to be kept: what the store was told, and what it has promised.
+    wanted: HashMap<BlockIdentity, Instant>,
+    promised: HashMap<BlockIdentity, Instant>,
+    /// Blocks that were kept after the last round.
+    kept: HashSet<BlockIdentity>,
+    /// Blocks that the store was told to forget, of which it may not have heard yet.
+    let_go: HashSet<BlockIdentity>,
     /// Whether host memory is damaged now and then.
     rots: bool,
     /// Whether blocks in host memory may be damaged, there or before they came.
     may_damage: bool,
+    /// Whether a block that nobody has forgotten may be lost: it is damaged, a read of the disk fails, or a client of the pool
+    /// takes it for damaged.
+    may_lose: bool,
     totals: Totals,
 }
 
@@ -226,6 +238,8 @@ impl World {
         let names = (0..CONVERSATIONS).flat_map(|conversation| chain(conversation, CHAIN_MAX)).collect();
         let rots = random.percent(30);
         let may_damage = rots || !nodes.is_empty() || disk.as_ref().is_some_and(ModelDisk::may_rot);
+        let disk_fails = disk.as_ref().is_some_and(ModelDisk::may_fail);
+        let may_lose = may_damage || disk_fails || pool_clients.is_some();
         Self {
             random,
             now,
@@ -248,8 +262,13 @@ impl World {
             slots_in_hand: Vec::new(),
             published: HashSet::new(),
             absent: HashSet::new(),
+            wanted: HashMap::new(),
+            promised: HashMap::new(),
+            kept: HashSet::new(),
+            let_go: HashSet::new(),
             rots,
             may_damage,
+            may_lose,
             totals: Totals::default(),
         }
     }
@@ -265,6 +284,7 @@ impl World {
         let of = |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
         self.totals.prefetched = of(&counters.prefetched);
         self.totals.evicted = of(&counters.evicted);
+        self.totals.retained = of(&counters.retained);
         if let Some(disk) = &self.disk {
             (self.totals.disk_answers, self.totals.rotten_reads) = (disk.answered, disk.found_rotten);
         }
@@ -287,7 +307,8 @@ impl World {
             54..57 => self.cancel(),
             57..60 => self.forget(),
             60..64 => self.conversation(),
-            64..70 => self.let_go(),
+            64..68 => self.let_go(),
+            68..70 => self.retain(),
             70..72 => self.rot(),
             72..74 => {
                 let is_refusing = self.random.percent(30);
@@ -324,6 +345,7 @@ impl World {
             pool.take_answers(self.may_damage);
         }
         self.check_round();
+        self.check_retained();
         if round == Round::Idle {
             self.mover.timeout();
         }
@@ -467,6 +489,7 @@ impl World {
         let prefix = self.prefix();
         let chain = prefix[self.random.below(prefix.len())..].to_vec();
         self.totals.forgotten += 1;
+        self.let_go.extend(&chain);
         if self.random.percent(30) {
             return self.store.forget_on_host(chain);
         }
@@ -489,6 +512,53 @@ impl World {
             self.store.came(&prefix);
         } else {
             self.store.went_idle(&prefix);
+        }
+    }
+
+    /// Somebody wants the blocks of a prefix kept for a while.
+    fn retain(&mut self) {
+        let prefix = self.prefix();
+        let how_long = *self.random.of(&[Duration::from_millis(1500), Duration::from_secs(20), HOUR]);
+        let until = self.now + how_long;
+        let note = |noted: &mut HashMap<BlockIdentity, Instant>, identity: &BlockIdentity| {
+            let latest = noted.entry(*identity).or_insert(until);
+            *latest = until.max(*latest);
+        };
+        prefix.iter().for_each(|identity| note(&mut self.wanted, identity));
+        self.store.retain(&prefix, how_long).expect("few are inside");
+        while !self.mover.inbox.is_empty() {
+            self.round();
+        }
+        prefix.iter().filter(|identity| self.kept.contains(identity)).for_each(|identity| {
+            note(&mut self.promised, identity);
+        });
+    }
+
+    /// A block that counts as kept is there, is wanted, and stays until it is not, or is forgotten or damaged.
+    fn check_retained(&mut self) {
+        let tiers = &self.mover.tiers;
+        let (tier, kept) = tiers.retained.kept();
+        let kept: HashSet<BlockIdentity> = kept.into_iter().collect();
+        assert!(kept.len() <= tiers.retained.most(), "more blocks are kept than may be");
+        for identity in &kept {
+            assert!(tiers.shared.holds(tier, identity), "a block that is kept is not there");
+        }
+        // The store's thread counts from when it hears of it.
+        let is_over = |identity: &BlockIdentity| {
+            self.wanted.get(identity).is_none_or(|until| *until + Duration::from_secs(1) <= self.now)
+        };
+        assert!(!kept.iter().any(is_over), "a block is kept that nobody wants any more");
+        let is_lost = |identity: &BlockIdentity| {
+            self.promised.get(identity).is_some_and(|until| *until > self.now)
+                && !kept.contains(identity)
+                && !self.let_go.contains(identity)
+        };
+        assert!(self.may_lose || !self.kept.iter().any(is_lost), "a block is not kept any more");
+        self.kept = kept;
+        // What was let go of counts for no later wish.
+        self.promised.retain(|identity, _| self.kept.contains(identity));
+        if self.mover.inbox.is_empty() {
+            self.let_go.clear();
         }
     }
 
@@ -642,6 +712,8 @@ impl World {
         assert!(self.requests.is_empty(), "requests that were never answered: {:?}", self.requests);
         assert!(self.offloads.is_empty(), "new blocks that were never answered: {:?}", self.offloads);
         assert_eq!(self.pool.used_count(), 0, "slots of the pool that never came back");
+        // The last wishes are for an hour, which is over.
+        assert!(self.kept.is_empty(), "blocks that are kept for ever: {}", self.kept.len());
         // Blocks fetched ahead stay held until their conversations go on, a quarter of host memory at most.
         let ahead = self.mover.background.held();
         assert!(ahead <= self.mover.tiers.host_slots() / 4, "{ahead} blocks are fetched ahead");

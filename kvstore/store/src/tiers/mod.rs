@@ -9,6 +9,7 @@ mod forget;
 mod host;
 mod mapped;
 mod read;
+mod retained;
 #[cfg(test)]
 pub(crate) mod testing;
 mod write;
@@ -17,17 +18,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
-use kvstore_catalog::Lease;
 
 use crate::bandwidth::Bandwidth;
 use crate::disk::LocalDisk;
 use crate::far::{Delivered, DeliveredSum};
+use crate::held::HeldBlock;
 use crate::job::{Description, Moved};
 use crate::shared::Shared;
 use budget::HashBudget;
 pub(crate) use host::{Arrival, Origin};
 use mapped::MappedBlocks;
 pub(crate) use read::{Place, Started};
+use retained::RetainedBlocks;
 pub(crate) use write::{META_FIXED, parse_meta};
 
 /// How long the end waits for room in the disk's queue, and how often it looks.
@@ -51,7 +53,9 @@ pub(crate) struct Tiers {
     /// Blocks of pools on this host.
     pub(crate) mapped: MappedBlocks,
     /// Blocks that were brought up for idle conversations, by their last blocks.
-    pub(crate) fetched_ahead: Vec<(BlockIdentity, Vec<Lease>)>,
+    pub(crate) fetched_ahead: Vec<(BlockIdentity, Vec<HeldBlock>)>,
+    /// Blocks that are kept for a time.
+    pub(crate) retained: RetainedBlocks,
 }
 
 /// Whether something was let go of since those who wait for room were tried last.
@@ -89,7 +93,20 @@ impl Tiers {
         let (hashing, room) = (HashBudget::new(), Room::default());
         let now = Instant::now();
         let (mapped, fetched_ahead) = (MappedBlocks::default(), Vec::new());
-        Self { shared, notify, now, descriptions, disk, bandwidth, hashing, room, mapped, fetched_ahead }
+        let retained = RetainedBlocks::new(&shared);
+        Self {
+            shared,
+            notify,
+            now,
+            descriptions,
+            disk,
+            bandwidth,
+            hashing,
+            room,
+            mapped,
+            fetched_ahead,
+            retained,
+        }
     }
 
     /// Slots of host memory.

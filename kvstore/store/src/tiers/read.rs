@@ -95,9 +95,14 @@ impl Tiers {
             self.register(filling, arrival);
         } else {
             StoreCounters::add(&self.shared.counters.disk_misses, 1);
+            // A block that was forgotten meanwhile may be on the disk again, in another slot.
+            let is_this_copy = self.shared.catalog.places(&identity).and_then(|places| places.slot(DISK))
+                == Some(lease.slot());
             drop((lease, filling));
             if is_gone {
-                self.drop_from_disk(identity);
+                if is_this_copy {
+                    self.drop_from_disk(identity);
+                }
             } else if let Some(disk) = self.disk.as_mut().filter(|_| check == ReadCheck::Log) {
                 // The device has not answered the question whether it is damaged.
                 disk.reads.verify_next(identity);

@@ -267,6 +267,7 @@ impl Tiers {
             if let Registered::New = complete.register(identity, parent, cost) {
                 StoreCounters::add(&self.shared.counters.to_disk, 1);
                 self.tell(Moved::Stored { identity, medium: Medium::Disk });
+                self.hold_retained(&identity);
             }
         } else {
             disk.slots.forget(slot);

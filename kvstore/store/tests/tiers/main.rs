@@ -8,4 +8,5 @@ mod damage;
 mod device;
 mod far;
 mod mapped;
+mod retained;
 mod rig;
