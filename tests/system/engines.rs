@@ -552,6 +552,57 @@ fn messages_and_responses_over_chats() {
     assert_eq!(last["type"], "response.incomplete", "{last}");
 }
 
+/// Clients say in their API's own words how long their prompts' blocks are to be kept; engines with KvasirConnector hear it.
+#[test]
+fn how_long_blocks_are_kept_is_the_clients_choice_within_the_operators_limit() {
+    let with = MockConfig { has_data_plane: true, ..mock(Dialect::Vllm, Role::Both, false) };
+    let site = Site::start("retention", vec![with], &["--worker"], "");
+    let asked = |site: &Site, path: &str, body: &Value| {
+        let before = site.mocks[0].stats().retain_seconds;
+        let (status, text) = post(&site.gateway.address, path, body).expect("an answer");
+        (status, site.mocks[0].stats().retain_seconds - before, text)
+    };
+    let mut number = 0;
+    let mut chat_with = |retention: Value| {
+        number += 1;
+        let mut body = chat(40, number, 4);
+        body["prompt_cache_retention"] = retention;
+        body
+    };
+    for (retention, seconds) in
+        [(json!("5m"), 300), (json!("24h"), 3600), (json!("in_memory"), 0), (json!(null), 0)]
+    {
+        let (status, told, text) = asked(&site, "/v1/chat/completions", &chat_with(retention.clone()));
+        assert_eq!((status, told), (200, seconds), "{retention}: {text}");
+    }
+    let (status, told, text) = asked(&site, "/v1/chat/completions", &chat_with(json!("forever")));
+    assert_eq!((status, told), (400, 0), "{text}");
+    assert!(text.contains("prompt_cache_retention") && text.contains("forever"), "{text}");
+    let content = chat(40, 50, 4)["messages"][0]["content"].clone();
+    let block = json!({"type": "text", "text": content, "cache_control": {"type": "ephemeral", "ttl": "1h"}});
+    let message =
+        json!({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": [block]}]});
+    let (status, told, text) = asked(&site, "/v1/messages", &message);
+    assert_eq!((status, told), (200, 3600), "{text}");
+    let response =
+        json!({"model": "tiny", "max_output_tokens": 4, "input": content, "prompt_cache_retention": "24h"});
+    let (status, told, text) = asked(&site, "/v1/responses", &response);
+    assert_eq!((status, told), (200, 3600), "{text}");
+    let completion =
+        json!({"model": "tiny", "max_tokens": 4, "prompt": content, "prompt_cache_retention": "60s"});
+    let (status, told, text) = asked(&site, "/v1/completions", &completion);
+    assert_eq!((status, told), (200, 60), "{text}");
+    // An operator who does not want it, and an engine that could not.
+    let with = MockConfig { has_data_plane: true, ..mock(Dialect::Vllm, Role::Both, false) };
+    let config = "[gateway]\nprompt_cache_retention_max = \"0s\"\n";
+    let site = Site::start("retention-off", vec![with], &["--worker"], config);
+    let (status, told, text) = asked(&site, "/v1/chat/completions", &chat_with(json!("24h")));
+    assert_eq!((status, told), (200, 0), "{text}");
+    let site = Site::start("retention-none", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
+    let (status, told, text) = asked(&site, "/v1/chat/completions", &chat_with(json!("24h")));
+    assert_eq!((status, told), (200, 0), "{text}");
+}
+
 #[test]
 fn engines_count_tokens_where_the_gateway_has_no_tokenizer() {
     for (name, dialect) in [("count-vllm", Dialect::Vllm), ("count-sglang", Dialect::Sglang)] {

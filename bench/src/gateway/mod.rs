@@ -362,6 +362,7 @@ pub(crate) fn tuning() -> Tuning {
         hedge_after: Duration::ZERO,
         request_time_max: Duration::ZERO,
         worker_wait: Duration::from_secs(5),
+        prompt_cache_retention_max: Duration::ZERO,
     }
 }
 

@@ -346,5 +346,6 @@ pub(crate) fn tuning(settings: &Settings) -> Tuning {
         hedge_after: gateway.hedge_after,
         request_time_max: gateway.request_time_max,
         worker_wait: gateway.worker_wait,
+        prompt_cache_retention_max: gateway.prompt_cache_retention_max,
     }
 }

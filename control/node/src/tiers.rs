@@ -12,8 +12,8 @@ use kvstore_remote::RemoteCounters;
 use kvstore_store::far::object::{ObjectTier, ObjectTierConfig};
 use kvstore_store::far::remote::{RemoteTier, RemoteTierConfig};
 use kvstore_store::{
-    BandwidthLimit, BandwidthTier, DiskEngine, DiskTier, DiskTierConfig, HostTier, Moved, ReturnConfig,
-    Store, StoreBuilder, StoreConfig, Survivor, WriteMode,
+    BandwidthLimit, BandwidthTier, DiskEngine, DiskTier, DiskTierConfig, HostTier, Moved, RetentionConfig,
+    ReturnConfig, Store, StoreBuilder, StoreConfig, Survivor, WriteMode,
 };
 
 use crate::rails;
@@ -93,6 +93,7 @@ pub(crate) fn open(
         disk_write: if settings.disk_tier.write == "back" { WriteMode::Back } else { WriteMode::Through },
         others_deadline: others_deadline(settings),
         tenant_share: tier.tenant_share,
+        retention: RetentionConfig { share: tier.retention_share, longest: tier.retention_max },
         prefetch: tier
             .prefetch
             .then_some(ReturnConfig { prefetch_chance: tier.prefetch_chance, lead: tier.prefetch_lead }),

@@ -226,6 +226,10 @@ pub struct Statistics {
     pub far_cut: u64,
     /// Blocks that other nodes were known to hold and that plans did not ask for: computing them takes no longer.
     pub far_not_asked: u64,
+    /// Blocks that somebody wanted kept for a time, and that are or were kept.
+    pub retained: u64,
+    /// Blocks that somebody wanted kept for a time, and that were not: as many are kept as may be.
+    pub retention_refused: u64,
 }
 
 /// A call that failed.

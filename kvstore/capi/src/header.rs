@@ -23,7 +23,7 @@ fn the_header_has_the_defaults_and_all_keys() {
         .collect();
     let mut expected = [
         ("store", 1),
-        ("host_tier", 6),
+        ("host_tier", 8),
         ("disk_tier", 11),
         ("remote_tier", 6),
         ("object_tier", 10),
@@ -82,5 +82,5 @@ fn sections_and_defaults_are_the_products() {
             }
         }
     }
-    assert_eq!(compared, 32, "keys in common");
+    assert_eq!(compared, 34, "keys in common");
 }

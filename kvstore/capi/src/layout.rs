@@ -28,7 +28,7 @@ const _: () = {
     assert!(offset_of!(Completion, reserved) == 12 && offset_of!(Completion, meta_bytes) == 16);
     assert!(offset_of!(Completion, payload_bytes) == 24);
 
-    assert!(size_of::<Statistics>() == 232 && align_of::<Statistics>() == 8);
+    assert!(size_of::<Statistics>() == 248 && align_of::<Statistics>() == 8);
     assert!(offset_of!(Statistics, blocks) == 0 && offset_of!(Statistics, hits) == 24);
     assert!(offset_of!(Statistics, evicted) == 56 && offset_of!(Statistics, disk_blocks) == 64);
     assert!(size_of::<Event>() == 24 && offset_of!(Event, kind) == 16 && offset_of!(Event, tier) == 20);
@@ -38,6 +38,7 @@ const _: () = {
     assert!(offset_of!(Statistics, checksummed_bytes) == 184);
     assert!(offset_of!(Statistics, disk_write_failures) == 192);
     assert!(offset_of!(Statistics, far_searches) == 200 && offset_of!(Statistics, far_not_asked) == 224);
+    assert!(offset_of!(Statistics, retained) == 232 && offset_of!(Statistics, retention_refused) == 240);
 
     assert!(size_of::<Plane>() == 24 && align_of::<Plane>() == 8);
     assert!(offset_of!(Plane, start) == 0 && offset_of!(Plane, block_stride) == 8);

@@ -450,6 +450,8 @@ impl Backend for StoreBackend {
             far_unanswered: of("far_unanswered_questions"),
             far_cut: of("far_cut_searches"),
             far_not_asked: of("far_not_asked_blocks"),
+            retained: of("retained_blocks"),
+            retention_refused: of("retention_refused_blocks"),
         }
     }
 

@@ -62,7 +62,7 @@ ASSERT_LAYOUT(group, sizeof(kvasir_kv_group) == 16 && offsetof(kvasir_kv_group, 
 ASSERT_LAYOUT(plan, sizeof(kvasir_kv_plan) == 16 && offsetof(kvasir_kv_plan, blocks) == 8);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
-ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 232 && offsetof(kvasir_kv_statistics, hits) == 24);
+ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 248 && offsetof(kvasir_kv_statistics, hits) == 24);
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);
 ASSERT_LAYOUT(statistics_disk_blocks, offsetof(kvasir_kv_statistics, disk_blocks) == 64);
 ASSERT_LAYOUT(statistics_damaged, offsetof(kvasir_kv_statistics, damaged) == 104);
@@ -74,6 +74,7 @@ ASSERT_LAYOUT(statistics_checksummed_bytes, offsetof(kvasir_kv_statistics, check
 ASSERT_LAYOUT(statistics_disk_write_failures, offsetof(kvasir_kv_statistics, disk_write_failures) == 192);
 ASSERT_LAYOUT(statistics_far_searches, offsetof(kvasir_kv_statistics, far_searches) == 200);
 ASSERT_LAYOUT(statistics_far_not_asked, offsetof(kvasir_kv_statistics, far_not_asked) == 224);
+ASSERT_LAYOUT(statistics_retention_refused, offsetof(kvasir_kv_statistics, retention_refused) == 240);
 ASSERT_LAYOUT(handoff, sizeof(kvasir_kv_handoff) == 104 && offsetof(kvasir_kv_handoff, operation) == 8);
 ASSERT_LAYOUT(handoff_first_block, offsetof(kvasir_kv_handoff, first_block) == 12);
 ASSERT_LAYOUT(handoff_content, offsetof(kvasir_kv_handoff, content) == 16);
@@ -385,6 +386,21 @@ static void submitted(kvasir_kv *kv) {
     CHECK(kvasir_kv_conversation(kv, 2, prompt.identities, 1) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_conversation(kv, KVASIR_KV_IDLE, prompt.identities, 0) == KVASIR_KV_INVALID_ARGUMENT);
     CHECK(kvasir_kv_conversation(kv, KVASIR_KV_IDLE, NULL, 1) == KVASIR_KV_INVALID_ARGUMENT);
+    /* Blocks that are to be kept. */
+    CHECK(kvasir_kv_retain(kv, prompt.identities, prompt.count, 60) == KVASIR_KV_OK);
+    CHECK(kvasir_kv_retain(kv, prompt.identities, prompt.count, 0) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_retain(kv, prompt.identities, 0, 60) == KVASIR_KV_INVALID_ARGUMENT);
+    CHECK(kvasir_kv_retain(kv, NULL, 1, 60) == KVASIR_KV_INVALID_ARGUMENT);
+    kvasir_kv_statistics kept;
+    memset(&kept, 0, sizeof kept);
+    struct timespec pause;
+    memset(&pause, 0, sizeof pause);
+    pause.tv_nsec = 10000000;
+    for (int at = 0; at < 1000 && kept.retained == 0; at++) {
+        nanosleep(&pause, NULL);
+        CHECK(kvasir_kv_stats(kv, &kept, sizeof kept) == KVASIR_KV_OK);
+    }
+    CHECK(kept.retained > 0);
     kvasir_kv_event events[4];
     CHECK(kvasir_kv_take_events(kv, events, 4, &count) == KVASIR_KV_OK && count == 0);
     CHECK(kvasir_kv_take_events(kv, events, 0, &count) == KVASIR_KV_INVALID_ARGUMENT);

@@ -101,6 +101,7 @@ fn description(pool: &Pool, block_tokens: usize) -> Description {
         blocks: 1 << 20,
         lower_blocks: [0; 2],
         keeps_prefixes: true,
+        retains_blocks: false,
         instance: None,
         feeds: vec![None],
         data_plane: None,

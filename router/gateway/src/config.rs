@@ -76,4 +76,6 @@ pub struct Tuning {
     pub request_time_max: Duration,
     /// How long a request waits for a worker when there is none.
     pub worker_wait: Duration,
+    /// The longest time for which a client may have the blocks of its prompt kept.
+    pub prompt_cache_retention_max: Duration,
 }

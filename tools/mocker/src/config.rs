@@ -83,7 +83,7 @@ pub struct MockConfig {
     pub tokenizer: ModelText,
     /// How long a prefill's blocks wait to be fetched.
     pub lease: Duration,
-    /// vLLM: its connector is KvasirConnector, and tells in the metrics where it listens for hand-offs.
+    /// vLLM: its connector is KvasirConnector, which has a store, and tells in the metrics where it listens for hand-offs.
     pub has_data_plane: bool,
     /// How long one leg of a hand-off waits for the other to appear.
     pub bootstrap_timeout: Duration,

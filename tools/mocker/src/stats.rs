@@ -23,6 +23,7 @@ pub(crate) struct Counters {
     pub(crate) pulled: AtomicU64,
     pub(crate) steps: AtomicU64,
     pub(crate) event_batches: AtomicU64,
+    pub(crate) retain_seconds: AtomicU64,
 }
 
 pub(crate) fn add(counter: &AtomicU64, value: usize) {
@@ -78,6 +79,8 @@ pub struct MockStats {
     pub steps: u64,
     /// Batches of KV events.
     pub event_batches: u64,
+    /// Seconds for which requests wanted their blocks kept, all together.
+    pub retain_seconds: u64,
     /// How often each fault showed.
     pub faults: std::collections::BTreeMap<&'static str, u64>,
 }

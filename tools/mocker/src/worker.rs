@@ -331,6 +331,7 @@ impl Worker {
             pulled: get(&counters.pulled),
             steps: get(&counters.steps),
             event_batches: get(&counters.event_batches),
+            retain_seconds: get(&counters.retain_seconds),
             faults: self.faults.shown().into_iter().collect(),
         }
     }

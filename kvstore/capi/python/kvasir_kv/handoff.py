@@ -169,6 +169,13 @@ def shared_blocks(request: Any) -> int | None:
     return blocks if _is_number(blocks, 1 << 32) else None
 
 
+def retain_seconds(request: Any) -> int:
+    """For how many seconds the blocks of the request are to be kept; 0: as those of any other."""
+    params = getattr(request, "kv_transfer_params", None)
+    seconds = params.get("kvasir_retain_seconds") if isinstance(params, Mapping) else None
+    return seconds if _is_number(seconds, 1 << 32) else 0
+
+
 def host(folder: str) -> str:
     """Equal in processes that can share memory: one boot of one machine, and one folder for the sockets."""
     try:

@@ -310,6 +310,8 @@ class _Statistics(ctypes.Structure):
             "far_unanswered",
             "far_cut",
             "far_not_asked",
+            "retained",
+            "retention_refused",
         )
     ]
 
@@ -348,6 +350,7 @@ class Library:
             "plan_prompt": [handle, ctypes.POINTER(_Prompt), ctypes.POINTER(_Plan)],
             "observe_prefill": [handle, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64],
             "conversation": [handle, ctypes.c_uint32, ctypes.c_char_p, size],
+            "retain": [handle, ctypes.c_char_p, size, ctypes.c_uint32],
             "submit_handoff": [handle, ctypes.POINTER(_HandOff)],
             "end_handoff": [handle, ctypes.c_uint64],
             "cancel_handoff": [handle, ctypes.c_uint64],
@@ -450,6 +453,10 @@ class Store:
     def conversation(self, event: ConversationEvent, identities: bytes) -> None:
         """Tells that a conversation goes on, by its last block, or waits for its user, by all of its blocks."""
         self._library.call("conversation", self._handle, event, identities, _count(identities))
+
+    def retain(self, identities: bytes, seconds: int) -> bool:
+        """Keeps blocks of a chain, from its first one on, for so many seconds; false when too many wait to be."""
+        return self._library.call("retain", self._handle, identities, _count(identities), seconds) == Status.OK
 
     def fetch(self, user: int, identities: bytes, held: int, deadline: float = 0.0, tenant: int = 0) -> bool:
         """Brings blocks of a chain, from its first one on, here from other nodes and object storage; false when the queue is full.

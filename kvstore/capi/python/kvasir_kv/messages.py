@@ -112,6 +112,14 @@ class Prefill:
 
 
 @dataclass
+class Retain:
+    """Blocks of a prompt and its answer, from the first one on, that are to be kept for so many seconds."""
+
+    hashes: list[bytes]
+    seconds: int
+
+
+@dataclass
 class Step:
     """From the scheduler to each worker."""
 
@@ -130,6 +138,8 @@ class Step:
     """The last blocks of conversations that go on."""
     idle: list[list[bytes]] = field(default_factory=list)
     """The blocks of each conversation whose answer is complete."""
+    retained: list[Retain] = field(default_factory=list)
+    """Blocks that are to be kept for a time."""
 
     def is_empty(self) -> bool:
         return not any(vars(self).values())

@@ -39,7 +39,7 @@ from typing import Any, Protocol
 from . import handoff, identity
 from .conversations import IdleConversations
 from .handoff import Leg
-from .messages import Answer, Load, Prefill, Push, Question, Report, Save, Source, Step, TierChange
+from .messages import Answer, Load, Prefill, Push, Question, Report, Retain, Save, Source, Step, TierChange
 
 Look = Callable[[Question], Answer]
 BlocksOf = Callable[[str], Sequence[Sequence[int]]]
@@ -370,6 +370,7 @@ class Scheduler:
         if tracked is not None:
             self._forget_description(tracked)
             self._conversation_idle(tracked)
+            self._retain(tracked)
         if tracked is None:
             # It was given up before anybody looked at it: the other side waits.
             if self._is_handing_over and (leg := Leg.of(request)) is not None:
@@ -387,7 +388,7 @@ class Scheduler:
     def is_waiting(self) -> bool:
         """Whether the engine has to go on stepping for the workers' reports, also when it has nothing to compute."""
         step = self._step
-        return bool(self._held or self._asking or step.cancelled or step.declined or step.idle)
+        return bool(self._held or self._asking or step.cancelled or step.declined or step.idle or step.retained)
 
     def is_about_to_free(self) -> bool:
         """Whether blocks are held here that nobody else holds."""
@@ -479,6 +480,16 @@ class Scheduler:
         self._step.idle.append(names)
         first = min(max(request.num_prompt_tokens // self._block_tokens, 1), complete) - 1
         self._idle_conversations.add(names[-1], [self._end(tracked, block) for block in range(first, complete)])
+
+    def _retain(self, tracked: _Tracked) -> None:
+        """Has the stores keep the blocks of a request that is over, if it asks for that."""
+        seconds = handoff.retain_seconds(tracked.request)
+        if not self._is_offloading or tracked.is_stale or seconds == 0:
+            return
+        complete = min(tracked.request.num_computed_tokens // self._block_tokens, self._hashed(tracked.request))
+        if complete > 0:
+            for group in range(len(self._windows)):
+                self._step.retained.append(Retain(self._names(tracked, 0, complete, group), seconds))
 
     def take_counters(self) -> dict[str, int]:
         """What happened since the last call."""

@@ -9,7 +9,8 @@ use dataplane_verbs::Library;
 use kvstore_catalog::PolicyKind;
 use kvstore_io::IoEngine;
 use kvstore_store::{
-    DiskTier, DiskTierConfig, HostTier, Moved, ReturnConfig, StoreBuilder, StoreConfig, WriteMode,
+    DiskTier, DiskTierConfig, HostTier, Moved, RetentionConfig, ReturnConfig, StoreBuilder, StoreConfig,
+    WriteMode,
 };
 
 use crate::config::{Eviction, QueueSettings, RdmaSettings, Settings, Size, TransferSettings, Write};
@@ -70,6 +71,10 @@ pub(crate) fn open(
             Write::Back => WriteMode::Back,
         },
         tenant_share: settings.host_tier.tenant_share,
+        retention: RetentionConfig {
+            share: settings.host_tier.retention_share,
+            longest: settings.host_tier.retention_max.0,
+        },
         prefetch: settings.host_tier.prefetch.then_some(ReturnConfig {
             prefetch_chance: settings.host_tier.prefetch_chance,
             lead: settings.host_tier.prefetch_lead.0,

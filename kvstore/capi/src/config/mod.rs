@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use dataplane_transfer::Cores;
-use kvstore_store::DiskEngine;
+use kvstore_store::{DiskEngine, RetentionConfig};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -95,6 +95,10 @@ pub(crate) struct HostTierSettings {
     pub(crate) eviction: Eviction,
     /// The part of this tier and of the disk that one tenant's blocks may fill. Above 0, to 1.
     pub(crate) tenant_share: f64,
+    /// The part of this tier, or of the disk if there is one, that blocks may fill which somebody wants kept. 0 to 1.
+    pub(crate) retention_share: f64,
+    /// No block is kept longer. 1 s to 720 h.
+    pub(crate) retention_max: Time,
     /// Blocks of idle conversations are brought up before these go on.
     pub(crate) prefetch: bool,
     /// The chance that one does from which on they are. 0 to 1.
@@ -347,6 +351,8 @@ impl Default for HostTierSettings {
             capacity: Size(1 << 30),
             eviction: Eviction::S3Fifo,
             tenant_share: 1.0,
+            retention_share: RetentionConfig::default().share,
+            retention_max: Time(RetentionConfig::default().longest),
             prefetch: true,
             prefetch_chance: 0.25,
             prefetch_lead: Time(Duration::from_secs(60)),
@@ -443,6 +449,7 @@ impl Settings {
         let times = [
             ("transfer.lease", transfer.lease, time(10), time(600_000)),
             ("host_tier.prefetch_lead", host_tier.prefetch_lead, time(1), time(3_600_000)),
+            ("host_tier.retention_max", host_tier.retention_max, time(1000), time(2_592_000_000)),
             ("remote_tier.deadline", remote_tier.deadline, time(1), time(60_000)),
             ("object_tier.deadline", object_tier.deadline, time(1), time(600_000)),
             ("object_tier.ttl", object_tier.ttl, time(60_000), time(315_360_000_000)),
@@ -455,9 +462,12 @@ impl Settings {
         if !(MIN_SHARE..=1.0).contains(&share) {
             problems.push(format!("host_tier.tenant_share = {share} is not in {MIN_SHARE} to 1"));
         }
-        let chance = host_tier.prefetch_chance;
-        if !(0.0..=1.0).contains(&chance) {
-            problems.push(format!("host_tier.prefetch_chance = {chance} is not in 0 to 1"));
+        for (name, part) in
+            [("prefetch_chance", host_tier.prefetch_chance), ("retention_share", host_tier.retention_share)]
+        {
+            if !(0.0..=1.0).contains(&part) {
+                problems.push(format!("host_tier.{name} = {part} is not in 0 to 1"));
+            }
         }
         if let Err(error) = transfer.cores.parse::<Cores>() {
             problems.push(format!("transfer.cores = {:?}: {error}", transfer.cores));
@@ -602,6 +612,8 @@ mod tests {
             ("[host_tier]\neviction = \"cost\"\n", "expected `lru` or `s3-fifo`"),
             ("[host_tier]\ntenant_share = 0.0\n", "host_tier.tenant_share = 0 is not in 0.001 to 1"),
             ("[host_tier]\nprefetch_chance = nan\n", "host_tier.prefetch_chance = NaN is not in 0 to 1"),
+            ("[host_tier]\nretention_share = 1.5\n", "host_tier.retention_share = 1.5 is not in 0 to 1"),
+            ("[host_tier]\nretention_max = \"1 ms\"\n", "host_tier.retention_max = \"1 ms\" is not in"),
             ("[host_tier]\nprefetch_lead = \"2 h\"\n", "host_tier.prefetch_lead = \"7200000 ms\" is not in"),
             ("[disk_tier]\ncapacity = \"1 GiB\"\n", "disk_tier.path is empty"),
             (

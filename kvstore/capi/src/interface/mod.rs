@@ -25,5 +25,6 @@ pub use opening::{kvasir_kv_close, kvasir_kv_open, kvasir_kv_open_file};
 pub use paged::{Transfer, kvasir_kv_register, kvasir_kv_submit_transfer, kvasir_kv_unregister};
 pub use plan::{
     Group, Prompt, PromptPlan, kvasir_kv_conversation, kvasir_kv_observe_prefill, kvasir_kv_plan_prompt,
+    kvasir_kv_retain,
 };
 pub use submission::{Request, kvasir_kv_event_fd, kvasir_kv_poll, kvasir_kv_submit};

@@ -235,3 +235,32 @@ pub unsafe extern "C" fn kvasir_kv_conversation(
         Ok(Status::Ok)
     })
 }
+
+/// Keeps blocks for a time.
+///
+/// # Safety
+/// As in the header: as many identities as `count` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_retain(
+    handle: *mut Handle,
+    identities: *const Identity,
+    count: usize,
+    seconds: u32,
+) -> i32 {
+    guarded(|| {
+        if count == 0 || count > IDENTITIES_MAX {
+            return Err(invalid("count is 0 or above 2^20"));
+        }
+        if seconds == 0 {
+            return Err(invalid("seconds is 0"));
+        }
+        let opened = handles::find(handle.addr())?;
+        // SAFETY: the caller promised as many identities.
+        let identities = unsafe { elements(identities, count, "identities is a null pointer") }?;
+        let chain: Vec<BlockIdentity> = identities.iter().copied().map(BlockIdentity).collect();
+        match opened.backend.store().retain(&chain, Duration::from_secs(seconds.into())) {
+            Ok(()) => Ok(Status::Ok),
+            Err(_) => Ok(Status::Throttled),
+        }
+    })
+}

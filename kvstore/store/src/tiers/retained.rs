@@ -120,7 +120,7 @@ impl RetainedBlocks {
 
     /// Keeps the block, if it is wanted, is in the tier now and may be kept.
     fn keep(&mut self, identity: &BlockIdentity, shared: &Shared) {
-        if !self.blocks.get(identity).is_some_and(|block| block.kept.is_none()) {
+        if self.blocks.get(identity).is_none_or(|block| block.kept.is_some()) {
             return;
         }
         let Some(lease) = shared.catalog.pin(self.tier, identity) else { return };

@@ -249,6 +249,7 @@ mod tests {
             blocks: 1,
             lower_blocks: [0; 2],
             keeps_prefixes: true,
+            retains_blocks: false,
             instance: None,
             feeds: Vec::new(),
             data_plane: Some(DataPlaneAddress {

@@ -41,6 +41,7 @@ impl Dialect for OpenAi {
                 blocks: 0,
                 lower_blocks: [0; 2],
                 keeps_prefixes: false,
+                retains_blocks: false,
                 instance: None,
                 feeds: vec![None],
                 data_plane: None,

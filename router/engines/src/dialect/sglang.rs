@@ -116,6 +116,7 @@ fn description(base: &str, info: &Value, models: &Value, hints: &Hints) -> Descr
         blocks: number(info, "max_total_num_tokens").unwrap_or(0) as usize / page,
         lower_blocks: [0; 2],
         keeps_prefixes: info["disable_radix_cache"] != true,
+        retains_blocks: false,
         instance: instance(info),
         feeds: (0..ranks).map(|rank| first.as_ref().map(|first| of_rank(first, rank))).collect(),
         data_plane: None,

@@ -62,6 +62,7 @@ impl Dialect for TensorRtLlm {
                 blocks: count("trtllm_kv_cache_max_blocks").unwrap_or(0),
                 lower_blocks: [0; 2],
                 keeps_prefixes: true,
+                retains_blocks: false,
                 instance: None,
                 feeds: vec![if hints.events.as_deref() == Some(POLLED) {
                     polled()

@@ -70,6 +70,11 @@ const RANKS_MAX: usize = 1024;
 const STORES_MAX: usize = 1024;
 
 /// The stores that a vLLM with KvasirConnector shares with others, by rank.
+/// Whether KvasirConnector has a store: it describes this metric from its start on.
+fn retains_blocks(metrics: &str) -> bool {
+    metrics.lines().any(|line| line.starts_with("# TYPE vllm:kvasir_store_retained "))
+}
+
 fn shared_stores(metrics: &str) -> Vec<Option<SharedStores>> {
     let mut ranks = Vec::new();
     for sample in samples(metrics, "vllm:kvasir_shared_stores") {
@@ -151,6 +156,7 @@ impl Dialect for Vllm {
                 blocks: label("num_gpu_blocks_override").or_else(|| label("num_gpu_blocks")).unwrap_or(0),
                 lower_blocks: [0; 2],
                 keeps_prefixes: true,
+                retains_blocks: retains_blocks(&metrics),
                 instance: started(&metrics),
                 feeds,
                 data_plane: data_plane(&metrics),

@@ -57,6 +57,8 @@ pub(crate) struct RequestContext {
     /// a client chose could disturb others.
     pub(crate) engine_id: String,
     pub(crate) session: Option<u64>,
+    /// How long the client wants the blocks of its prompt kept.
+    pub(crate) retain_for: Duration,
     /// When its time is over.
     pub(crate) deadline: Option<Instant>,
     pub(crate) traced: Tracing,
@@ -132,6 +134,7 @@ impl RequestContext {
             request_id,
             engine_id,
             session: session_of(headers),
+            retain_for: Duration::ZERO,
             deadline: None,
             traced: None,
             headers: passed.collect(),
@@ -304,6 +307,7 @@ impl RequestContext {
             headers: self.headers.clone(),
             session: self.session,
             salt: None,
+            retain_for: self.retain_for.min(self.gateway.tuning().prompt_cache_retention_max),
             can_split: false,
             traced: self.traced.clone(),
             handover: self.handover.clone(),

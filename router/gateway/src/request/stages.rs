@@ -11,7 +11,9 @@ use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use futures_util::StreamExt;
 use router_openai::responses::StoredFields;
-use router_openai::{ApiError, Entries, FORM_USAGE, KNOWN_FIELDS, Kind, RawBody, Surface, Usage};
+use router_openai::{
+    ApiError, Entries, FORM_USAGE, KNOWN_FIELDS, Kind, RawBody, Surface, Usage, take_prompt_cache_retention,
+};
 use router_trace::names;
 
 use super::body::{BodyKind, read};
@@ -147,6 +149,10 @@ impl Loaded {
         let target = gateway.target(asked.as_deref(), context.session, patience).await?;
         context.allow_target(asked.as_deref(), &target)?;
         target.name_in(&mut body)?;
+        // A service elsewhere does with the field what it likes, unless it is none of its own.
+        if !is_outside(&target) || context.surface == Surface::Messages {
+            context.retain_for = take_prompt_cache_retention(&mut body)?;
+        }
         Ok(Resolved { body, target, adapter })
     }
 

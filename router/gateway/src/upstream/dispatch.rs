@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::{HeaderName, header};
 use bytes::Bytes;
@@ -234,26 +234,45 @@ pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) 
     }
 }
 
-/// Tells KvasirConnector what the stores that it shares with other engines hold of the prompt, so that it asks them for what they
-/// have and for nothing else.
-fn with_shared_blocks<'a>(body: &'a RawBody, route: &Route) -> Cow<'a, RawBody> {
-    match route.shared_blocks {
-        None => Cow::Borrowed(body),
-        Some(blocks) => {
-            let mut told = body.clone();
-            told.set("kv_transfer_params", with_blocks(body.get("kv_transfer_params"), blocks));
-            Cow::Owned(told)
-        }
-    }
+/// What KvasirConnector is told of a request, beside its part in a hand-off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct ConnectorParams {
+    /// Blocks of the prompt that are in the stores which it shares with other engines: it asks them for these and for nothing else.
+    shared_blocks: Option<u32>,
+    /// For how many seconds the request's blocks are to be kept.
+    retain_seconds: Option<u32>,
 }
 
-/// A client's own `kv_transfer_params`, if they are an object, with the number of blocks in stores.
-fn with_blocks(own: Option<&str>, blocks: u32) -> String {
-    let own =
-        own.and_then(|own| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(own).ok());
-    let mut params = own.unwrap_or_default();
-    params.insert("kvasir_shared_blocks".to_owned(), blocks.into());
-    serde_json::Value::Object(params).to_string()
+impl ConnectorParams {
+    /// How long this engine is to keep the blocks of a request.
+    fn retain_seconds(retain_for: Duration, engine: &RankRef) -> Option<u32> {
+        let seconds = u32::try_from(retain_for.as_secs()).unwrap_or(u32::MAX);
+        Some(seconds).filter(|&seconds| seconds > 0 && engine.run.description.retains_blocks)
+    }
+
+    /// The body with these in its `kv_transfer_params`.
+    fn told(self, body: &RawBody) -> Cow<'_, RawBody> {
+        if self == Self::default() {
+            return Cow::Borrowed(body);
+        }
+        let mut told = body.clone();
+        told.set("kv_transfer_params", self.beside(body.get("kv_transfer_params")));
+        Cow::Owned(told)
+    }
+
+    /// `kv_transfer_params` that are there already, if they are an object, with these.
+    fn beside(self, own: Option<&str>) -> String {
+        let own =
+            own.and_then(|own| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(own).ok());
+        let mut params = own.unwrap_or_default();
+        let named = [
+            ("kvasir_shared_blocks", self.shared_blocks),
+            ("kvasir_retain_seconds", self.retain_seconds),
+        ];
+        let named = named.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
+        params.extend(named);
+        serde_json::Value::Object(params).to_string()
+    }
 }
 
 async fn legs(
@@ -264,7 +283,11 @@ async fn legs(
     is_prefilling: &AtomicBool,
 ) -> Result<LegReply, Failure> {
     let Some(prefill) = &route.prefill else {
-        let body = &with_shared_blocks(body, route);
+        let params = ConnectorParams {
+            shared_blocks: route.shared_blocks,
+            retain_seconds: ConnectorParams::retain_seconds(generation.retain_for, &route.decode),
+        };
+        let body = &params.told(body);
         let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
         let reply = send(&route.decode, &call, &mut span, handed_over(generation)).await?;
         return Ok(LegReply {
@@ -301,7 +324,13 @@ async fn legs(
         mooncake: mooncake.as_ref().map(|(address, engine)| (address.as_str(), engine.as_str())),
     };
     let unmade = |error| Failure::protocol(prefill, error).of_prefill();
-    let prefill_body = prefill_leg(protocol, body, &pairing).map_err(unmade)?;
+    let mut prefill_body = prefill_leg(protocol, body, &pairing).map_err(unmade)?;
+    if protocol == Protocol::Kvasir {
+        // The engine that computes the blocks keeps them.
+        let retain_seconds = ConnectorParams::retain_seconds(generation.retain_for, prefill);
+        let params = ConnectorParams { shared_blocks: None, retain_seconds };
+        prefill_body = params.told(&prefill_body).into_owned();
+    }
     let (mut prefill_call, prefill_span) = call(generation, &prefill_body, prefill, names::span::PREFILL);
     if protocol.is_sequential() {
         is_prefilling.store(true, Ordering::Relaxed);
@@ -400,14 +429,19 @@ async fn bootstrap(gateway: &Gateway, prefill: &RankRef) -> Result<(String, Stri
 
 #[cfg(test)]
 mod tests {
-    use super::with_blocks;
+    use super::ConnectorParams;
 
     #[test]
     fn a_clients_own_transfer_parameters_stay() {
+        let of = |shared_blocks, retain_seconds| ConnectorParams { shared_blocks, retain_seconds };
         let own = Some("{\"kvasir_shared_blocks\":99,\"other\":[1]}");
-        assert_eq!(with_blocks(own, 3), "{\"kvasir_shared_blocks\":3,\"other\":[1]}");
+        assert_eq!(of(Some(3), None).beside(own), "{\"kvasir_shared_blocks\":3,\"other\":[1]}");
+        let both = "{\"kvasir_shared_blocks\":99,\"other\":[1],\"kvasir_retain_seconds\":60}";
+        let told: serde_json::Value = serde_json::from_str(&of(None, Some(60)).beside(own)).expect("JSON");
+        assert_eq!(told, serde_json::from_str::<serde_json::Value>(both).expect("JSON"));
         for nothing in [None, Some("null"), Some("[1]"), Some("\"text\"")] {
-            assert_eq!(with_blocks(nothing, 0), "{\"kvasir_shared_blocks\":0}", "{nothing:?}");
+            let expected = "{\"kvasir_shared_blocks\":0}";
+            assert_eq!(of(Some(0), None).beside(nothing), expected, "{nothing:?}");
         }
     }
 }

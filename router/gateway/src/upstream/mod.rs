@@ -19,6 +19,7 @@ mod stream;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue};
 use bytes::Bytes;
@@ -64,6 +65,8 @@ pub(crate) struct Generation {
     pub(crate) headers: HeaderMap,
     pub(crate) session: Option<u64>,
     pub(crate) salt: Option<String>,
+    /// How long the blocks of the prompt are to be kept; zero: as those of any other.
+    pub(crate) retain_for: Duration,
     /// A prefill worker may compute the prompt: there is one prompt and one choice.
     pub(crate) can_split: bool,
     pub(crate) traced: Tracing,

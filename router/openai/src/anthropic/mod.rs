@@ -4,6 +4,7 @@
 //! <https://docs.anthropic.com/en/api/messages-count-tokens>, <https://docs.anthropic.com/en/api/errors>.
 
 mod answer;
+mod cache_control;
 mod error;
 mod messages;
 mod request;

@@ -1,15 +1,16 @@
 //! From a Messages request to a chat completion request.
 //!
-//! Fields of the Messages API are translated or, where they have no meaning here (cache control, billing), dropped.
+//! Fields of the Messages API are translated or, where they have no meaning here (billing), dropped.
 //! What would change the answer and cannot be done is refused. Fields of neither kind go to the engine as they are,
 //! but a translated field always wins over one of the same name.
 
 use serde_json::{Map, Value, json};
 
 use super::messages::{conversation, system};
-use super::tools;
+use super::{cache_control, tools};
 use crate::ApiError;
 use crate::nested_fields::{NestedFields, pass_through, refuse_several};
+use crate::retention::PROMPT_CACHE_RETENTION;
 
 /// Fields that the translation consumes, and those of chat that would contradict it.
 const KNOWN: &[&str] = &[
@@ -67,6 +68,9 @@ pub fn to_chat(request: &Value) -> Result<Value, ApiError> {
         chat.insert("user".to_owned(), user.into());
     }
     output(&fields, &mut chat)?;
+    if let Some(ttl) = cache_control::longest(request) {
+        chat.insert(PROMPT_CACHE_RETENTION.to_owned(), ttl.into());
+    }
     Ok(Value::Object(chat))
 }
 

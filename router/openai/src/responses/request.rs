@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{input, tools};
 use crate::ApiError;
 use crate::nested_fields::{NestedFields, pass_through, refuse_several};
+use crate::retention::PROMPT_CACHE_RETENTION;
 
 /// Fields that the translation consumes or echoes, and those of chat that would contradict it.
 const KNOWN: &[&str] = &[
@@ -73,6 +74,9 @@ pub fn to_chat(request: &Value) -> Result<Value, ApiError> {
         chat.insert("response_format".to_owned(), format);
     }
     logprobs(&fields, &mut chat)?;
+    if let Some(retention) = fields.text(PROMPT_CACHE_RETENTION)? {
+        chat.insert(PROMPT_CACHE_RETENTION.to_owned(), retention.into());
+    }
     if fields.flag("stream")?.unwrap_or(false) {
         chat.insert("stream".to_owned(), true.into());
         chat.insert("stream_options".to_owned(), json!({ "include_usage": true }));

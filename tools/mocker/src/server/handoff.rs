@@ -14,6 +14,7 @@ use super::refusal::Refusal;
 use super::request::Rooms;
 use crate::fault::mix;
 use crate::rooms::{self, NotMet, RoomGuard};
+use crate::stats;
 use crate::worker::Worker;
 use crate::{Dialect, LoadFailure, Role, lease};
 
@@ -59,6 +60,9 @@ pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<
         return sglang_leg(worker, format!("room:{room}"), config.role).await;
     }
     let Some(transfer) = &ask.transfer else { return Ok(Leg::default()) };
+    if let (true, Some(seconds)) = (config.has_data_plane, transfer["kvasir_retain_seconds"].as_u64()) {
+        stats::add(&worker.counters.retain_seconds, seconds as usize);
+    }
     let is_prefill = transfer["do_remote_decode"] == true;
     let is_decode = transfer["do_remote_prefill"] == true;
     if !is_prefill && !is_decode {

@@ -90,6 +90,11 @@ fn vllm(worker: &Worker, stats: &MockStats, out: &mut String) -> std::fmt::Resul
         &[("reason=\"max_num_queued_reqs\"", stats.refused_full as f64)],
     )?;
     if config.has_data_plane {
+        writeln!(
+            out,
+            "# TYPE vllm:kvasir_store_retained gauge\nvllm:kvasir_store_retained{{engine=\"0\",model_name=\"{}\",worker=\"0\"}} 0.0",
+            model_label(worker),
+        )?;
         // Where nobody listens: blocks move within the mock.
         writeln!(
             out,

@@ -1,0 +1,79 @@
+//! How long a client wants the blocks of its prompt kept: `prompt_cache_retention` of chats, completions and responses, which
+//! [`crate::anthropic`] makes of `cache_control`.
+
+use std::time::Duration;
+
+use crate::{ApiError, RawBody};
+
+/// The field's name.
+pub(crate) const PROMPT_CACHE_RETENTION: &str = "prompt_cache_retention";
+
+/// Takes the field out of a body: engines have no use for it, and some refuse what they do not know. Zero: as long as those of any other prompt
+/// (`"in_memory"`).
+pub fn take_prompt_cache_retention(body: &mut RawBody) -> Result<Duration, ApiError> {
+    let Some(text) = body.text(PROMPT_CACHE_RETENTION)? else { return Ok(Duration::ZERO) };
+    let wrong = || {
+        ApiError::invalid(
+            PROMPT_CACHE_RETENTION,
+            format!(
+                "`{PROMPT_CACHE_RETENTION}` must be \"in_memory\", or a time like \"24h\", \"5m\" or \"30s\", not {text:?}."
+            ),
+        )
+    };
+    let how_long = match &*text {
+        // Clients of before spell it with a hyphen.
+        "in_memory" | "in-memory" => Duration::ZERO,
+        text => parse(text).ok_or_else(wrong)?,
+    };
+    body.remove(PROMPT_CACHE_RETENTION);
+    Ok(how_long)
+}
+
+/// A whole number of seconds, minutes, hours or days.
+pub(crate) fn parse(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 24 * 3600,
+        _ => return None,
+    };
+    let is_plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    let number: u32 = is_plain.then(|| number.parse().ok()).flatten()?;
+    Some(Duration::from_secs(u64::from(number) * seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_taken_out_and_others_named() {
+        let taken = |value: &str| {
+            let text = format!("{{\"model\":\"m\",\"prompt_cache_retention\":{value}}}");
+            let mut body = RawBody::parse(text.into()).expect("JSON");
+            let taken = take_prompt_cache_retention(&mut body);
+            let is_there = body.get(PROMPT_CACHE_RETENTION).is_some();
+            taken.map(|time| (time.as_secs(), is_there)).map_err(|error| format!("{error:?}"))
+        };
+        for (value, seconds) in [
+            ("\"24h\"", 86_400),
+            ("\"5m\"", 300),
+            ("\"90s\"", 90),
+            ("\"7d\"", 604_800),
+            ("\"0s\"", 0),
+            ("\"in_memory\"", 0),
+            ("\"in-memory\"", 0),
+        ] {
+            assert_eq!(taken(value), Ok((seconds, false)), "{value}");
+        }
+        for value in ["\"\"", "\"h\"", "\"1\"", "\"-1h\"", "\"+1h\"", "\"1w\"", "\"99999999999h\"", "\"1é\""]
+        {
+            let error = taken(value).expect_err(value);
+            assert!(error.contains("must be \\\"in_memory\\\""), "{value}: {error}");
+        }
+        assert!(taken("3").expect_err("a number").contains("prompt_cache_retention"));
+        assert_eq!(taken("null").map(|(seconds, _)| seconds), Ok(0));
+    }
+}
