@@ -5,7 +5,7 @@
 First the gateway deals the turns of conversations out to both engines in turn, whose own memory has room for few of them: what one has
 computed the other finds in the stores, and the gateway's prediction of cached tokens is compared with what the engine reports. Then the
 gateway starts again, and knows the blocks from its snapshot. The same comparison while one of the stores is dead. Then one engine has the stores and the other has not: requests for prompts that lie in the stores
-alone must go to the first.
+alone must go to the first. At last prompts that ask for it (`prompt_cache_retention`) outlast others in stores that are too small for all.
 """
 
 import argparse
@@ -42,6 +42,9 @@ REMEMBERED_MIN = 0.95  # of the blocks that were known before a restart
 SNAPSHOT = LAB / "stores.snapshot"
 FOLLOWING = 12  # prompts that lie in the stores alone
 FOLLOWING_WORDS = 500
+KEPT, KEPT_WORDS = 3, 500  # prompts that are to be kept, and as many that are not
+SMALL_POOL = "24 MiB"  # 307 blocks in each of two stores
+FLOOD = 60  # prompts that come between: some 1300 blocks
 
 
 class Gateway:
@@ -119,9 +122,9 @@ class Check:
                     self.ask(url, 400)
         print("  vLLM is up", flush=True)
 
-    def ask(self, url, count, prompt=None):
+    def ask(self, url, count, prompt=None, **more):
         text = prompt or words(self.chance, count)
-        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0}
+        body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 1, "temperature": 0} | more
         answer = chat(url, body)
         if answer.status != 200 or answer.broken:
             raise SystemExit(f"{url}: {answer.status} {answer.error or answer.broken}")
@@ -175,6 +178,8 @@ class Check:
         self.gateway.stop()
         self.stores[1].start()
         self.follow()
+        self.gateway.stop()
+        self.keep()
 
     def restart(self, counted, known_before):
         """The gateway starts again: the stores tell what they hold, and the snapshot what that is."""
@@ -220,6 +225,36 @@ class Check:
         self.say(followed >= FOLLOWED_MIN, f"{followed} of {FOLLOWING} prompts that lie in the stores alone went to the engine that has them "
                  f"({warm_up} to warm an engine up)")
         self.say(exact >= FOLLOWED_MIN, f"{exact} of these {followed} had as many cached tokens as predicted, and some")
+
+    def keep(self):
+        print("an engine and two small stores, and prompts that are to be kept:")
+        for port in self.ports:
+            engines.kill(port)
+        for store in self.stores:
+            store.kill()
+            store.configuration.write_text(store.configuration.read_text().replace('pool = "512 MiB"', f'pool = "{SMALL_POOL}"'))
+            store.start()
+        self.up(["shared-small", None])
+        self.gateway.workers = self.gateway.workers[:1]
+        self.gateway.start("predicted-time")
+        kept, others = ([words(self.chance, KEPT_WORDS) for _ in range(KEPT)] for _ in range(2))
+        for prompt in kept:
+            self.ask(self.gateway.url, 0, prompt, prompt_cache_retention="30m")
+        for prompt in others:
+            self.ask(self.gateway.url, 0, prompt)
+        self.rest()
+        for _ in range(FLOOD):
+            self.ask(self.gateway.url, KEPT_WORDS)
+        self.rest()
+        evicted = sum(store.count("evicted_blocks_total") for store in self.stores)
+        found = []
+        for prompts in (kept, others):
+            answers = [self.ask(self.gateway.url, 0, prompt) for prompt in prompts]
+            found.append((sum(answer.cached for answer in answers),
+                          sum((answer.usage["prompt_tokens"] - 1) // BLOCK * BLOCK for answer in answers)))
+        (cached, of), (cached_others, of_others) = found
+        self.say(cached == of and cached_others < of_others / 2,
+                 f"{evicted} blocks left the stores; of the prompts that were to be kept {cached} of {of} tokens were cached, of others {cached_others} of {of_others}")
 
     def rest(self):
         """Waits until no more blocks come to the stores."""

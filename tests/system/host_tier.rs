@@ -94,6 +94,44 @@ fn evicted_prefixes_come_back_from_host_memory() {
     assert!(host < compute, "the tier must win: {host:?} against {compute:?}");
 }
 
+/// A client has its prompt kept: it comes back when host memory has long been filled by others.
+#[test]
+fn a_prompt_that_is_to_be_kept_outlasts_others() {
+    let config = "[engine]\nblocks = 160\n[host_tier]\ncapacity = \"6 MiB\"\nretention_share = 0.5\n";
+    let cluster = Cluster::start("tier-kept", &["both"], config);
+    let worker = &cluster.workers[0];
+    let mut body = request(&prompt(7, PREFIX), 2);
+    body["prompt_cache_retention"] = json!("10m");
+    cluster.complete(&body);
+    wait_for("its blocks to be kept", || worker.metric("kvasir_host_retained_blocks_total") >= BLOCKS);
+    let other = request(&prompt(8, PREFIX), 2);
+    cluster.complete(&other);
+    let cached = |body: &Value| {
+        let answer = cluster.complete(body);
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number") as usize
+    };
+    let fill = |first_round: u64| {
+        (first_round..first_round + 4).for_each(|round| push_out(&cluster, round));
+        wait_for("offloads to settle", || worker.metric("kvasir_host_leased_slots") == 0.0);
+    };
+    fill(0);
+    let evicted = worker.metric("kvasir_host_evicted_blocks_total");
+    assert!(evicted > 8.0 * BLOCKS, "others have filled host memory: {evicted}");
+    let gone = cached(&other);
+    assert!(gone < PREFIX / 2, "{gone} tokens of the other prompt are still cached");
+    // A worker whose threads did not get a core gives up on blocks that are late.
+    let mut kept = cached(&body);
+    for attempt in 1..5 {
+        if kept < PREFIX - 16 {
+            fill(10 * attempt);
+            kept = cached(&body);
+        }
+    }
+    println!("{kept} tokens of the prompt that was to be kept are cached, {gone} of another");
+    assert!(kept >= PREFIX - 16, "{kept}");
+    assert_eq!(worker.metric("kvasir_host_retention_refused_blocks_total"), 0.0);
+}
+
 /// The router knows where blocks went: a prefix in a worker's host tier still draws its requests.
 #[test]
 fn the_index_follows_blocks_into_the_host_tier() {

@@ -236,6 +236,7 @@ async fn ask(
         extras: Vec::new(),
         push_to: None,
         fetch_from: None,
+        retain_for: Duration::ZERO,
         grammar: None,
     };
     user.prompt_tokens += history.len();

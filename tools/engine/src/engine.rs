@@ -39,6 +39,8 @@ pub struct Request {
     pub push_to: Option<u64>,
     /// Fetch the prompt's blocks: transfer and address of the sender's data plane.
     pub fetch_from: Option<(u64, String)>,
+    /// How long its blocks are to be kept in the store; zero: as those of any other.
+    pub retain_for: Duration,
     /// Keeps the output within a schema; made by [`EngineHandle::compile_grammar`] behind the same resumed tokens.
     pub grammar: Option<Grammar>,
 }
@@ -284,6 +286,7 @@ impl EngineHandle {
             seed,
             extras: request.extras.clone(),
             goal: request.push_to.map_or(Goal::Generate, |transfer| Goal::Prefill { transfer }),
+            retain_for: request.retain_for,
             remote: request.fetch_from.map(|(transfer, address)| RemotePrefill { transfer, address }),
             grammar: request.grammar,
             output,

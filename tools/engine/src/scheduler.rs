@@ -505,6 +505,10 @@ impl Scheduler {
         self.blocks.catalog.touch(known);
         if let Some(store) = &self.blocks.store {
             store.went_idle(known);
+            if !sequence.retain_for.is_zero() {
+                // A hint: the store counts what it does not take.
+                let _full = store.retain(known, sequence.retain_for);
+            }
         }
         EngineStats::add(&self.stats.finished, 1);
     }

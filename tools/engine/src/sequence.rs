@@ -1,6 +1,6 @@
 //! One request inside the engine.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
 use kvstore_block::{BlockIdentity, IdentityChain};
@@ -42,6 +42,8 @@ pub(crate) struct Sequence {
     pub(crate) seed: u64,
     pub(crate) extras: Vec<String>,
     pub(crate) goal: Goal,
+    /// How long its blocks are to be kept in the store; zero: as those of any other.
+    pub(crate) retain_for: Duration,
     /// Taken when the fetch starts, so that it is tried once.
     pub(crate) remote: Option<RemotePrefill>,
     /// The store has been asked for this node's blocks.
@@ -75,6 +77,7 @@ pub(crate) struct Start {
     pub(crate) seed: u64,
     pub(crate) extras: Vec<String>,
     pub(crate) goal: Goal,
+    pub(crate) retain_for: Duration,
     pub(crate) remote: Option<RemotePrefill>,
     pub(crate) chain: IdentityChain,
     pub(crate) detokenizer: Detokenizer,
@@ -93,6 +96,7 @@ impl Sequence {
             seed: start.seed,
             extras: start.extras,
             goal: start.goal,
+            retain_for: start.retain_for,
             remote: start.remote,
             store_tried: false,
             others_asked: false,

@@ -37,7 +37,7 @@ impl Dialect for Native {
                 blocks: said.blocks,
                 lower_blocks: said.lower_blocks,
                 keeps_prefixes: true,
-                retains_blocks: false,
+                retains_blocks: said.lower_blocks[0] > 0,
                 instance: Some(said.instance),
                 feeds: vec![feed],
                 data_plane: Some(said.data_plane),

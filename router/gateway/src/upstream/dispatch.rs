@@ -15,6 +15,7 @@ use bytes::Bytes;
 use http::Response as HttpResponse;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
 use router_engines::dialect::{Engine, host_of};
+use router_engines::handoff::RETAIN_SECONDS;
 use router_engines::handover::{Handover, HandoverError, ServedElsewhere};
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_fleet::{Booking, RankRef, Route};
@@ -265,10 +266,7 @@ impl ConnectorParams {
         let own =
             own.and_then(|own| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(own).ok());
         let mut params = own.unwrap_or_default();
-        let named = [
-            ("kvasir_shared_blocks", self.shared_blocks),
-            ("kvasir_retain_seconds", self.retain_seconds),
-        ];
+        let named = [("kvasir_shared_blocks", self.shared_blocks), (RETAIN_SECONDS, self.retain_seconds)];
         let named = named.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
         params.extend(named);
         serde_json::Value::Object(params).to_string()

@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use router_engines::client::WorkerDescription;
 use router_engines::exposition;
-use router_engines::handoff::{DataPlaneAddress, Handoff};
+use router_engines::handoff::{DataPlaneAddress, Handoff, RETAIN_SECONDS};
 use router_engines::intake::{Intake, IntakeError, ReceivedBody};
 use router_engines::key::ApiKey;
 use router_openai::{
@@ -291,7 +291,8 @@ async fn start_completion(
     let handoff = handoff_of(transfer, &prompts, &request.sampling)?;
     let grammar = compile_grammar(state, &prompts, &request.sampling, handoff.as_ref()).await?;
     let salt = request.cache_salt.as_deref();
-    let generations = submit(state, &prompts, &request.sampling, salt, handoff, grammar)?;
+    let generations =
+        submit(state, &prompts, &request.sampling, salt, (handoff, retain_for(transfer)), grammar)?;
     Ok(Job {
         answer,
         generations,
@@ -328,7 +329,8 @@ async fn start_chat(state: &Shared, headers: &HeaderMap, request: ChatRequest) -
     let handoff = handoff_of(transfer, &prompts, &request.sampling)?;
     let grammar = compile_grammar(state, &prompts, &request.sampling, handoff.as_ref()).await?;
     let salt = request.cache_salt.as_deref();
-    let generations = submit(state, &prompts, &request.sampling, salt, handoff, grammar)?;
+    let generations =
+        submit(state, &prompts, &request.sampling, salt, (handoff, retain_for(transfer)), grammar)?;
     Ok(Job {
         answer,
         generations,
@@ -376,13 +378,23 @@ fn check_prompt(state: &Shared, param: &str, ids: &[u32]) -> Result<(), ApiError
     }
 }
 
+/// How long the request's blocks are to be kept; zero: as those of any other.
+fn retain_for(transfer: Option<&Value>) -> Duration {
+    Duration::from_secs(transfer.and_then(|transfer| transfer[RETAIN_SECONDS].as_u64()).unwrap_or(0))
+}
+
+/// Whether the parameters name no hand-off.
+fn is_wish_alone(transfer: &Value) -> bool {
+    transfer.as_object().is_some_and(|named| named.len() == 1 && named.contains_key(RETAIN_SECONDS))
+}
+
 /// The request's part in a hand-off, if it has one.
 fn handoff_of(
     transfer: Option<&Value>,
     prompts: &[Vec<u32>],
     sampling: &Sampling,
 ) -> Result<Option<Handoff>, ApiError> {
-    let Some(transfer) = transfer else { return Ok(None) };
+    let Some(transfer) = transfer.filter(|transfer| !is_wish_alone(transfer)) else { return Ok(None) };
     let Some(handoff) = Handoff::from_json(transfer) else {
         return Err(ApiError::invalid(
             "kv_transfer_params",
@@ -433,7 +445,7 @@ fn submit(
     prompts: &[Vec<u32>],
     sampling: &Sampling,
     salt: Option<&str>,
-    handoff: Option<Handoff>,
+    (handoff, retain_for): (Option<Handoff>, Duration),
     grammar: Option<Grammar>,
 ) -> Result<Vec<crate::Generation>, ApiError> {
     let (push_to, fetch_from) = match handoff {
@@ -455,6 +467,7 @@ fn submit(
                 extras: salt.map(str::to_owned).into_iter().collect(),
                 push_to,
                 fetch_from: fetch_from.clone(),
+                retain_for,
                 grammar: grammar.clone(),
             };
             generations.push(state.engine.submit(request).map_err(|error| match error {
