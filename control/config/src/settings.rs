@@ -374,9 +374,9 @@ section! {
         health_misses: u64 = 3, in 2 => 100;
         /// How long a request waits when no worker is there, before it is answered with 503.
         worker_wait: Duration = Duration::from_secs(10), in Duration::from_millis(0) => Duration::from_secs(600), live = true;
-        /// The longest time for which a client may have the blocks of its prompt kept in the stores of its engine, against
-        /// eviction: `prompt_cache_retention` of OpenAI's requests, `cache_control` of Anthropic's. For vLLM with KvasirConnector. Stores keep a
-        /// part of their slots for such blocks at most (`host_tier.retention_share`). `"0s"`: none are kept.
+        /// The longest time for which a client may have the blocks of its prompt retained in the stores of its engine, where nothing evicts
+        /// them: `prompt_cache_retention` of OpenAI's requests, `cache_control` of Anthropic's. For vLLM with KvasirConnector and the
+        /// reference engine. Such blocks fill a part of a store at most (`host_tier.retention_share`). `"0s"`: none is retained.
         prompt_cache_retention_max: Duration = Duration::from_secs(3600), in Duration::from_secs(0) => Duration::from_secs(30 * 24 * 3600), live = true;
         /// URLs of other gateways in front of the same workers: they tell each other what they have sent where, and one
         /// that starts takes over what the others know. They show each other `KVASIR_PEER_KEY` of the environment; without it
@@ -750,10 +750,11 @@ section! {
         /// are a tenant together) may fill, wherever they come from; beyond 8,192 tenants with blocks the rest share one part.
         /// For workers.
         tenant_share: f64 = 1.0, in 0.001 => 1.0;
-        /// The part of the disk tier, or of this tier where there is none, that may be filled by blocks which a request wants kept for a time
-        /// (`gateway.prompt_cache_retention_max`), for a worker or for the pool of a store; of it one tenant has `tenant_share`. 0: none is kept.
-        retention_share: f64 = 0.25, in 0.0 => 1.0;
-        /// No block is kept longer.
+        /// The part of the disk tier, or of this tier where there is none, that retained blocks may fill
+        /// (`gateway.prompt_cache_retention_max`), of a worker or of the pool of a store; at a worker one tenant's have `tenant_share` of it. 0: none is
+        /// retained. A restart ends all retention.
+        retention_share: f64 = 0.25, in 0.0 => 0.9;
+        /// The longest time for which a block is retained, whatever the request asks for.
         retention_max: Duration = Duration::from_secs(24 * 3600), in Duration::from_secs(1) => Duration::from_secs(30 * 24 * 3600);
     }
 }

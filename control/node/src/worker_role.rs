@@ -195,4 +195,10 @@ pub(crate) fn store_metrics(out: &mut String, store: &Store) {
         "Host slots under way (level)",
         store.leased_slots() as u64,
     );
+    exposition::metric(
+        out,
+        "kvasir_host_retained_blocks",
+        "Blocks that are retained, on the disk or, without one, in host memory (level)",
+        store.retained_blocks() as u64,
+    );
 }

@@ -116,9 +116,9 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   eviction = "s3-fifo"        # which block goes when one must: "s3-fifo" or "lru"
  *   tenant_share = 1.0          # the part of this tier, and of [disk_tier], that the blocks of one tenant (kvasir_kv_transfer) may
  *                               # fill, wherever they come from; 0.001 to 1
- *   retention_share = 0.25      # the part of [disk_tier], or of this tier without one, that may be filled by blocks which somebody
- *                               # wants kept (kvasir_kv_retain); of it one tenant has `tenant_share`; 0 to 1
- *   retention_max = "24h"       # no block is kept longer; "1s" to "720h"
+ *   retention_share = 0.25      # the part of [disk_tier], or of this tier without one, that retained blocks (kvasir_kv_retain) may
+ *                               # fill; of it those of one tenant have `tenant_share`; 0 to 0.9
+ *   retention_max = "24h"       # the longest time for which a block is retained, whatever is asked for; "1s" to "720h"
  *   prefetch = true             # bring the blocks of an idle conversation (kvasir_kv_conversation) up from the slower tiers when it
  *                               # is likely to go on: when the chance that it does within `prefetch_lead`, learnt from the
  *                               # conversations before it, is at least `prefetch_chance`. At most a quarter of `capacity` ahead
@@ -303,8 +303,8 @@ typedef struct kvasir_kv_statistics {
     uint64_t far_unanswered; /* questions of these searches to a tier that were not answered in time */
     uint64_t far_cut;        /* such searches that found blocks for which there was no room here */
     uint64_t far_not_asked;  /* blocks that `others` said were there and that plans did not ask for, at each kvasir_kv_plan_prompt */
-    uint64_t retained;       /* blocks that kvasir_kv_retain has kept */
-    uint64_t retention_refused; /* and those that it did not keep, because as many are kept as may be */
+    uint64_t retained;       /* blocks that are retained now (kvasir_kv_retain), on the disk or, without one, in memory */
+    uint64_t retention_refused; /* blocks that were not: as many are as may be, or the block before it is not, or too many requests wait */
 } kvasir_kv_statistics;
 
 /*
@@ -557,11 +557,12 @@ typedef enum kvasir_kv_conversation_event {
 int32_t kvasir_kv_conversation(kvasir_kv *handle, uint32_t event, const uint8_t (*identities)[16], size_t count);
 
 /*
- * Keeps blocks for `seconds`, counted from now, or `host_tier.retention_max` if that is less: on the disk, or in memory without one, and in pools of
- * [remote_tier]. They are not evicted before, unless as many are kept as may be (`host_tier.retention_share`); blocks that are saved within a
- * minute are kept when they come. `identities` are blocks of one chain, from its first one on: a block is kept only if those before it are. A
- * later call can make the time longer, and kvasir_kv_delete ends it, as does the end of the process. A hint, without a completion. OK,
- * KVASIR_KV_THROTTLED (too many wait), KVASIR_KV_INVALID_ARGUMENT or KVASIR_KV_INVALID_HANDLE.
+ * Retains blocks for `seconds`, counted from now, or `host_tier.retention_max` if that is less: on the disk, or in memory without one, and in the
+ * pools of [remote_tier]. No retained block is evicted. A block that is not there is awaited for a minute, and retained when it comes. It is
+ * refused when as many are retained as may be (`host_tier.retention_share`), or as many awaited, or when the block before it is there and
+ * not retained: `identities` are at most 2^17 blocks of one chain, from its first one on. A later call can make the time longer. kvasir_kv_delete and the
+ * end of the process end it. A hint, without a completion. OK, KVASIR_KV_THROTTLED (too many requests wait), KVASIR_KV_INVALID_ARGUMENT
+ * or KVASIR_KV_INVALID_HANDLE.
  */
 int32_t kvasir_kv_retain(kvasir_kv *handle, const uint8_t (*identities)[16], size_t count, uint32_t seconds);
 

@@ -226,9 +226,9 @@ pub struct Statistics {
     pub far_cut: u64,
     /// Blocks that other nodes were known to hold and that plans did not ask for: computing them takes no longer.
     pub far_not_asked: u64,
-    /// Blocks that somebody wanted kept for a time, and that are or were kept.
+    /// Blocks that are retained now, on the disk or, without one, in memory.
     pub retained: u64,
-    /// Blocks that somebody wanted kept for a time, and that were not: as many are kept as may be.
+    /// Blocks that were not retained: as many are as may be, or the block before it is not, or too many requests wait.
     pub retention_refused: u64,
 }
 

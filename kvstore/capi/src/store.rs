@@ -450,7 +450,7 @@ impl Backend for StoreBackend {
             far_unanswered: of("far_unanswered_questions"),
             far_cut: of("far_cut_searches"),
             far_not_asked: of("far_not_asked_blocks"),
-            retained: of("retained_blocks"),
+            retained: self.store.retained_blocks() as u64,
             retention_refused: of("retention_refused_blocks"),
         }
     }

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use fields::{Field, get_list, put_list};
 
-/// Raised when a message changes its meaning.
+/// Raised when a message changes its meaning, or is added.
 /// 2: the checksum of a block is that of `dataplane-checksum` with the identity in it. 3: `Retain`.
 pub(crate) const VERSION: u8 = 3;
 /// Blocks that one message may name: the bits of a `u64` in `Message::Commit`.
@@ -78,7 +78,7 @@ pub(crate) enum Message {
     Commit { request: u64, written: u64 },
     /// Client: what I read of these had the wrong checksum.
     Suspect { chain: Vec<BlockIdentity> },
-    /// Client: keep these, each behind the one before it in their chain, for so long.
+    /// Client: retain these consecutive blocks of a chain for so long, now or when they come.
     Retain { seconds: u32, chain: Vec<BlockIdentity> },
     /// Client: how are you?
     Stats { request: u64 },
@@ -111,9 +111,11 @@ impl Message {
     /// The lane it must travel on: a commit on that of the writes before it.
     pub(crate) fn priority(&self) -> Priority {
         match self {
-            Self::Reserve { .. } | Self::Commit { .. } | Self::Granted { .. } | Self::Committed { .. } => {
-                Priority::Background
-            }
+            Self::Reserve { .. }
+            | Self::Commit { .. }
+            | Self::Granted { .. }
+            | Self::Committed { .. }
+            | Self::Retain { .. } => Priority::Background,
             _ => Priority::Urgent,
         }
     }

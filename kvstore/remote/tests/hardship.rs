@@ -46,7 +46,9 @@ fn a_chain_over_many_groups_and_nodes_comes_in_one_round_trip() {
 fn the_home_of_each_group_is_asked_to_keep_its_blocks() {
     let mut cluster = cluster(3, 1, 256);
     let (chain, how_long) = (chain(1, 5 * GROUP_BLOCKS + 3), Duration::from_millis(90_500));
-    cluster.clients[0].pool.retain(&chain, how_long);
+    let client = &mut cluster.clients[0].pool;
+    assert_eq!(client.retain(&chain, 0, 2, how_long), 2 * GROUP_BLOCKS);
+    assert_eq!(client.retain(&chain, 2 * GROUP_BLOCKS, 9, how_long), chain.len());
     cluster.run(10);
     let mut told = 0;
     for at in 0..3 {

@@ -12,13 +12,13 @@ pub enum WriteMode {
     Back,
 }
 
-/// How much is kept of what callers want kept ([`crate::Store::retain`]).
+/// How many blocks are retained ([`crate::Store::retain`]), and for how long.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RetentionConfig {
-    /// The part of each tier of this node that may be kept; of it the blocks of one tenant have [`StoreConfig::tenant_share`] at most. 0: nothing
-    /// is kept.
+    /// The part of the disk, or of host memory where there is none, that retained blocks may fill; of it those of one tenant have
+    /// [`StoreConfig::tenant_share`]. 0: none is retained.
     pub share: f64,
-    /// No block is kept longer.
+    /// The longest time for which a block is retained, whatever the request asks for.
     pub longest: Duration,
 }
 
@@ -41,7 +41,7 @@ pub struct StoreConfig {
     pub others_deadline: Duration,
     /// The part of each tier of this node that the blocks of one tenant may fill; 1: all of it.
     pub tenant_share: f64,
-    /// Which blocks may be kept for a time.
+    /// How many blocks may be retained, and for how long.
     pub retention: RetentionConfig,
     /// When blocks of idle conversations are fetched ahead; `None`: never.
     pub prefetch: Option<ReturnConfig>,

@@ -1,4 +1,4 @@
-//! Blocks of host memory that the store itself holds, for no request: for idle conversations, and because somebody wants them retained.
+//! Blocks of host memory that the store itself holds: for idle conversations, and for retention.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

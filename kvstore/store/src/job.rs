@@ -1,6 +1,7 @@
 //! What the store is asked, and what it reports.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dataplane_memory::SlotRef;
@@ -160,6 +161,41 @@ pub(crate) enum Source {
     Filled { filling: Filling, bytes: usize, checksum: u64 },
 }
 
+/// What a retention request counts for, beside its blocks.
+pub(crate) const RETENTION_REQUEST_BLOCKS: usize = 64;
+
+/// Blocks of a chain that are to be retained. As long as it exists, it counts against a bound on all of them.
+#[derive(Debug)]
+pub struct RetentionRequest {
+    chain: Box<[BlockIdentity]>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl RetentionRequest {
+    /// `None`: with these more than `most` blocks would wait.
+    pub(crate) fn new(chain: &[BlockIdentity], waiting: &Arc<AtomicUsize>, most: usize) -> Option<Arc<Self>> {
+        let request = Self { chain: chain.into(), waiting: Arc::clone(waiting) };
+        let before = waiting.fetch_add(request.counted(), Ordering::Relaxed);
+        (before + request.counted() <= most).then(|| Arc::new(request))
+    }
+
+    fn counted(&self) -> usize {
+        self.chain.len() + RETENTION_REQUEST_BLOCKS
+    }
+
+    /// The blocks, each behind the one before it.
+    #[must_use]
+    pub fn chain(&self) -> &[BlockIdentity] {
+        &self.chain
+    }
+}
+
+impl Drop for RetentionRequest {
+    fn drop(&mut self) {
+        self.waiting.fetch_sub(self.counted(), Ordering::Relaxed);
+    }
+}
+
 /// Blocks to read from the disk, to learn how long it takes.
 pub(crate) struct Probe {
     pub(crate) chain: Vec<BlockIdentity>,
@@ -190,9 +226,9 @@ pub(crate) enum Job {
     Came(Vec<BlockIdentity>),
     /// Nobody computes on this chain any more.
     WentIdle(Vec<BlockIdentity>),
-    /// Blocks are to be kept for so long.
+    /// Blocks are to be retained for so long.
     Retain {
-        chain: Vec<BlockIdentity>,
+        request: Arc<RetentionRequest>,
         how_long: Duration,
     },
     Probe(Probe),

@@ -27,6 +27,7 @@
 //!              (disk::DiskSlots)
 //! ```
 //!
+//! A block that a request wants retained (`tiers::retained`) is not evicted from the disk, or from host memory without one, before its time.
 //! A new block, a read of the disk and a read of another node are the three ways into *filling*; a slot that another node may still
 //! write (`far::LentSlot`) stays there until it cannot. The device may answer late or never: an operation that is stuck keeps its
 //! slots. A write-through block whose write fails is written again while it is in host memory
@@ -79,7 +80,7 @@ pub use config::{RetentionConfig, StoreConfig, WriteMode};
 pub use disk::{DiskEngine, DiskTierConfig, OpenDisk};
 pub use error::StoreError;
 pub use far::{Delivered, DeliveredSum, FarInbox, FarResult, FarTier, Incoming, Outgoing, ReturnedSlots};
-pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, Survivor, Throttled};
+pub use job::{Description, Medium, Moved, Offload, Onboard, Prepare, RetentionRequest, Survivor, Throttled};
 pub use kvstore_catalog::TenantId;
 pub use memory::{BlockRead, HostBlock, NewSlot};
 pub use metrics::StoreCounters;

@@ -32,8 +32,9 @@ pub struct StoreCounters {
     pub(crate) prefetch_used: AtomicU64,
     pub(crate) prefetch_wasted: AtomicU64,
     pub(crate) probed: AtomicU64,
-    pub(crate) retained: AtomicU64,
+    pub(crate) retention_pinned: AtomicU64,
     pub(crate) retention_refused: AtomicU64,
+    pub(crate) retention_unmet: AtomicU64,
 }
 
 impl StoreCounters {
@@ -139,14 +140,19 @@ impl StoreCounters {
                 read(&self.prefetch_wasted),
             ),
             (
-                "retained_blocks",
-                "Blocks that were wanted kept for a time, and are or were kept",
-                read(&self.retained),
+                "retention_pinned_blocks",
+                "Blocks whose retention has begun; again when a damaged copy was replaced",
+                read(&self.retention_pinned),
             ),
             (
                 "retention_refused_blocks",
-                "Blocks that were wanted kept for a time and were not: as many are kept as may be",
+                "Blocks that were not retained: as many are as may be, or the block before it is not, or too many requests wait",
                 read(&self.retention_refused),
+            ),
+            (
+                "retention_unmet_blocks",
+                "Blocks that were to be retained and did not come in time",
+                read(&self.retention_unmet),
             ),
             ("probed_blocks", "Blocks read to learn a tier's speed", read(&self.probed)),
             ("late_blocks", "Blocks given up because they came too late", read(&self.late)),

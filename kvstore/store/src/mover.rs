@@ -6,17 +6,17 @@
 //! have threads of their own; this one hands them commands and gets their results through its inbox, and never waits for
 //! one of them.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, select};
-use kvstore_block::BlockIdentity;
 
 use crate::background::Background;
 use crate::device::DeviceCopies;
 use crate::disk::{DiskResult, Read};
 use crate::far::{FarLinks, FarResult};
-use crate::job::Job;
+use crate::job::{Job, RetentionRequest};
 use crate::load::Loads;
 use crate::offload::Offloads;
 use crate::tiers::Tiers;
@@ -230,7 +230,7 @@ impl Mover {
             }
             Job::Came(chain) => self.conversation_came(&chain),
             Job::WentIdle(chain) => self.conversation_went_idle(chain),
-            Job::Retain { chain, how_long } => self.retain(chain, how_long),
+            Job::Retain { request, how_long } => self.retain(request, how_long),
             Job::Probe(probe) => self.probe(probe),
             Job::Forget(chain) => self.tiers.forget(&chain),
             Job::ForgetOnHost(chain) => self.drop_damaged(&chain),
@@ -238,12 +238,11 @@ impl Mover {
         }
     }
 
-    /// Somebody wants these blocks kept, wherever they are.
-    fn retain(&mut self, chain: Vec<BlockIdentity>, how_long: Duration) {
-        self.tiers.shared.retaining.fetch_sub(chain.len(), Ordering::Relaxed);
+    /// Queues a retention request for this node's tier, and hands it to the tiers of other nodes.
+    fn retain(&mut self, request: Arc<RetentionRequest>, how_long: Duration) {
         let how_long = how_long.min(self.tiers.shared.config.retention.longest);
-        self.far.retain(&chain, how_long);
-        self.tiers.retain(chain, how_long);
+        self.far.retain(&request, how_long);
+        self.tiers.retain(request, how_long);
     }
 
     /// The disk has answered a read.

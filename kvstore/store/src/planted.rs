@@ -17,7 +17,7 @@ pub(crate) enum Planted {
     KeptLease,
     /// A write to the disk that the device did not answer is taken out of the tables.
     LostWrite,
-    /// A block counts as kept and may be evicted.
+    /// A block counts as retained and may be evicted.
     LostRetention,
 }
 

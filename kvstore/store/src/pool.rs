@@ -185,7 +185,7 @@ impl PoolBlocks for StorePool {
     }
 
     fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration) {
-        // A hint: the store counts what it does not take.
+        // One group of a chain is enough: a pool's store has no tiers on other nodes. What it does not take, it counts.
         let _full = self.store.retain(chain, how_long);
     }
 

@@ -23,8 +23,6 @@ pub(crate) const HOST: TierIndex = TierIndex(0);
 pub(crate) const DISK: TierIndex = TierIndex(1);
 /// Blocks in the memory of pools on this host, which are read where they lie (`tiers::mapped`).
 pub(crate) const MAPPED: TierIndex = TierIndex(2);
-/// Blocks to be kept for a time that may wait for the store's thread: 16 MiB of identities.
-pub(crate) const RETAINING_MAX: usize = 1 << 20;
 /// The quantile of transfer times that plans know of.
 const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// The part of the time that prompts take to compute which questions to the tiers of other nodes may take although these do not
@@ -139,8 +137,10 @@ pub(crate) struct Shared {
     pub(crate) unwritten: AtomicUsize,
     /// Slots of host memory that the store holds for no request.
     pub(crate) held: Arc<HeldSlots>,
-    /// Blocks to be kept for a time of which the store's thread has not heard yet.
-    pub(crate) retaining: AtomicUsize,
+    /// Blocks of retention requests that wait for a thread.
+    pub(crate) retaining: Arc<AtomicUsize>,
+    /// Blocks that are retained.
+    pub(crate) retained: AtomicUsize,
     /// Callers fill slots themselves: some are to be free.
     pub(crate) wants_free_slots: AtomicBool,
     /// Blocks of host memory that another thread than the store's has evicted; listeners are still to be told.
@@ -199,7 +199,8 @@ impl Shared {
             loads: AtomicUsize::new(0),
             unwritten: AtomicUsize::new(0),
             held,
-            retaining: AtomicUsize::new(0),
+            retaining: Arc::default(),
+            retained: AtomicUsize::new(0),
             wants_free_slots: AtomicBool::new(false),
             evicted_elsewhere: SegQueue::new(),
             has_disk,

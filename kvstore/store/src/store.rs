@@ -14,17 +14,21 @@ use kvstore_disk::DiskCounters;
 
 use crate::Description;
 use crate::config::WriteMode;
-use crate::job::{Destination, Job, LoadRequest, NewBlock, Offload, Onboard, Prepare, Source, Throttled};
+use crate::job::{
+    Destination, Job, LoadRequest, NewBlock, Offload, Onboard, Prepare, RetentionRequest, Source, Throttled,
+};
 use crate::memory::{HostBlock, NewSlot};
 use crate::metrics::StoreCounters;
 use crate::mover::Message;
 use crate::quota;
-use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Others, Plan, Prompt, RETAINING_MAX, Shared};
+use crate::shared::{DISK, HOST, LoadTimes, MAPPED, Others, Plan, Prompt, Shared};
 
 /// Loads, searches and the like that may be inside at a time.
 const REQUESTS_MAX: usize = 16_384;
 /// Hints about conversations are dropped when so much waits already.
 const HINTS_MAX: usize = 64;
+/// Blocks of retention requests that may wait: 4 MiB of identities. A request counts as 64 more.
+const RETAINING_MAX: usize = 1 << 18;
 /// The part of host memory that may wait to be written before no slots are given out by evicting, as a divisor.
 const UNWRITTEN_SHARE: usize = 4;
 /// Requests that the store numbers itself have this bit; callers' numbers must not.
@@ -97,8 +101,14 @@ impl Store {
         [HOST, DISK].map(|tier| self.shared.catalog.census(tier).registered as u64)
     }
 
-    /// Slots of host memory that somebody uses or fills now, but for those that the store itself holds, for idle conversations or because
-    /// somebody wants them retained: zero when nothing is under way.
+    /// Blocks that are retained ([`Store::retain`]) on this node.
+    #[must_use]
+    pub fn retained_blocks(&self) -> usize {
+        self.shared.retained.load(Ordering::Relaxed)
+    }
+
+    /// Slots of host memory that somebody uses or fills now, but for those that the store itself holds, for idle conversations and for
+    /// retention: zero when nothing is under way.
     #[must_use]
     pub fn leased_slots(&self) -> usize {
         // Slots that their last readers have handed back are taken in by any change, or by this.
@@ -157,18 +167,20 @@ impl Store {
         }
     }
 
-    /// Keeps blocks for so long, counted from now, in host memory or on the disk, and asks the pools of other nodes for the same: they are
-    /// not evicted before, unless so many are kept that no more may be ([`crate::RetentionConfig`]). Blocks that are on their way here are kept
-    /// when they come. `chain` begins with the first block of its prompt: a block keeps those before it in its chain.
+    /// Retains blocks for so long, counted from now, on the disk or, without one, in host memory, and asks the pools of other nodes for the
+    /// same: no such block is evicted before. A hint: a block is refused when as many are retained as may be
+    /// ([`crate::RetentionConfig`]), or when the one before it is in that tier and not retained. Blocks that come within a minute are retained
+    /// from then on. For other nodes the chain begins with its prompt's first block; for this one any consecutive blocks will do.
     pub fn retain(&self, chain: &[BlockIdentity], how_long: Duration) -> Result<(), Throttled<()>> {
-        let retaining = &self.shared.retaining;
-        let is_room = retaining.fetch_add(chain.len(), Ordering::Relaxed) + chain.len() <= RETAINING_MAX;
-        if is_room && self.send(Job::Retain { chain: chain.to_vec(), how_long }).is_ok() {
+        if chain.is_empty() {
             return Ok(());
         }
-        retaining.fetch_sub(chain.len(), Ordering::Relaxed);
-        StoreCounters::add(&self.shared.counters.retention_refused, chain.len());
-        Err(Throttled(()))
+        let sent = RetentionRequest::new(chain, &self.shared.retaining, RETAINING_MAX)
+            .and_then(|request| self.send(Job::Retain { request, how_long }).ok());
+        sent.ok_or_else(|| {
+            StoreCounters::add(&self.shared.counters.retention_refused, chain.len());
+            Throttled(())
+        })
     }
 
     /// Tells how long the worker took to compute so many tokens behind so many.

@@ -8,9 +8,6 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Beside a hand-off or alone: for how many seconds the blocks of a request are to be kept.
-pub const RETAIN_SECONDS: &str = "kvasir_retain_seconds";
-
 /// Where a worker's data plane can be reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataPlaneAddress {

@@ -6,6 +6,7 @@
 //! * [`client`]: questions to workers about themselves.
 //! * [`intake`]: request bodies on their way into an engine's own HTTP server.
 //! * [`exposition`]: metrics in Prometheus' text forms.
+//! * [`connector_params`]: what `kv_transfer_params` say beside a hand-off.
 //! * [`handoff`]: the `kv_transfer_params` of Kvasir's own prefill→decode hand-off.
 //! * [`handover`]: requests that a proxy sends in the gateway's place.
 //! * [`key`]: the key that an engine asks its callers for.
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod connector_params;
 pub mod dialect;
 pub mod exposition;
 pub mod handoff;

@@ -1,6 +1,7 @@
-//! How long a client wants the blocks of its prompt kept: `prompt_cache_retention` of chats, completions and responses, which
+//! How long a client wants the blocks of its prompt retained: `prompt_cache_retention` of chats, completions and responses, which
 //! [`crate::anthropic`] makes of `cache_control`.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::{ApiError, RawBody};
@@ -11,7 +12,9 @@ pub(crate) const PROMPT_CACHE_RETENTION: &str = "prompt_cache_retention";
 /// Takes the field out of a body: engines have no use for it, and some refuse what they do not know. Zero: as long as those of any other prompt
 /// (`"in_memory"`).
 pub fn take_prompt_cache_retention(body: &mut RawBody) -> Result<Duration, ApiError> {
-    let Some(text) = body.text(PROMPT_CACHE_RETENTION)? else { return Ok(Duration::ZERO) };
+    let text = body.text(PROMPT_CACHE_RETENTION)?.map(Cow::into_owned);
+    body.remove(PROMPT_CACHE_RETENTION);
+    let Some(text) = text else { return Ok(Duration::ZERO) };
     let wrong = || {
         ApiError::invalid(
             PROMPT_CACHE_RETENTION,
@@ -20,13 +23,11 @@ pub fn take_prompt_cache_retention(body: &mut RawBody) -> Result<Duration, ApiEr
             ),
         )
     };
-    let how_long = match &*text {
-        // Clients of before spell it with a hyphen.
-        "in_memory" | "in-memory" => Duration::ZERO,
-        text => parse(text).ok_or_else(wrong)?,
-    };
-    body.remove(PROMPT_CACHE_RETENTION);
-    Ok(how_long)
+    match text.as_str() {
+        // Older clients spell it with a hyphen.
+        "in_memory" | "in-memory" => Ok(Duration::ZERO),
+        text => parse(text).ok_or_else(wrong),
+    }
 }
 
 /// A whole number of seconds, minutes, hours or days.
@@ -74,6 +75,6 @@ mod tests {
             assert!(error.contains("must be \\\"in_memory\\\""), "{value}: {error}");
         }
         assert!(taken("3").expect_err("a number").contains("prompt_cache_retention"));
-        assert_eq!(taken("null").map(|(seconds, _)| seconds), Ok(0));
+        assert_eq!(taken("null"), Ok((0, false)));
     }
 }

@@ -39,7 +39,7 @@ pub struct Request {
     pub push_to: Option<u64>,
     /// Fetch the prompt's blocks: transfer and address of the sender's data plane.
     pub fetch_from: Option<(u64, String)>,
-    /// How long its blocks are to be kept in the store; zero: as those of any other.
+    /// How long its blocks are to be retained in the store; zero: as long as those of any other.
     pub retain_for: Duration,
     /// Keeps the output within a schema; made by [`EngineHandle::compile_grammar`] behind the same resumed tokens.
     pub grammar: Option<Grammar>,

@@ -42,7 +42,7 @@ pub(crate) struct Sequence {
     pub(crate) seed: u64,
     pub(crate) extras: Vec<String>,
     pub(crate) goal: Goal,
-    /// How long its blocks are to be kept in the store; zero: as those of any other.
+    /// How long its blocks are to be retained in the store; zero: as long as those of any other.
     pub(crate) retain_for: Duration,
     /// Taken when the fetch starts, so that it is tried once.
     pub(crate) remote: Option<RemotePrefill>,

@@ -11,6 +11,9 @@ plus `n` (of RDMA plus `n` times as many as process 0 has), and so is its socket
 
 Processes share out a model's heads. Where the two engines do so differently (`R` processes receive), each pair of processes
 with heads in common has a transfer of its own, whose number follows from `N` and their two ranks.
+
+Beside a leg, or alone, the gateway may say how many blocks of the prompt are in stores that engines share (`kvasir_shared_blocks`), and
+for how long the request's blocks are to be retained (`kvasir_retain_seconds`).
 """
 
 import hashlib
@@ -170,7 +173,7 @@ def shared_blocks(request: Any) -> int | None:
 
 
 def retain_seconds(request: Any) -> int:
-    """For how many seconds the blocks of the request are to be kept; 0: as those of any other."""
+    """For how many seconds the blocks of the request are to be retained; 0: as long as those of any other."""
     params = getattr(request, "kv_transfer_params", None)
     seconds = params.get("kvasir_retain_seconds") if isinstance(params, Mapping) else None
     return seconds if _is_number(seconds, 1 << 32) else 0

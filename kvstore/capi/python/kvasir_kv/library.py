@@ -455,7 +455,7 @@ class Store:
         self._library.call("conversation", self._handle, event, identities, _count(identities))
 
     def retain(self, identities: bytes, seconds: int) -> bool:
-        """Keeps blocks of a chain, from its first one on, for so many seconds; false when too many wait to be."""
+        """Retains blocks of a chain, from its first one on, for so many seconds; false when too many requests wait."""
         return self._library.call("retain", self._handle, identities, _count(identities), seconds) == Status.OK
 
     def fetch(self, user: int, identities: bytes, held: int, deadline: float = 0.0, tenant: int = 0) -> bool:

@@ -113,7 +113,7 @@ class Prefill:
 
 @dataclass
 class Retain:
-    """Blocks of a prompt and its answer, from the first one on, that are to be kept for so many seconds."""
+    """Blocks of a prompt and its answer, from the first one on, that are to be retained for so many seconds."""
 
     hashes: list[bytes]
     seconds: int
@@ -138,8 +138,8 @@ class Step:
     """The last blocks of conversations that go on."""
     idle: list[list[bytes]] = field(default_factory=list)
     """The blocks of each conversation whose answer is complete."""
-    retained: list[Retain] = field(default_factory=list)
-    """Blocks that are to be kept for a time."""
+    retentions: list[Retain] = field(default_factory=list)
+    """Blocks that are to be retained."""
 
     def is_empty(self) -> bool:
         return not any(vars(self).values())

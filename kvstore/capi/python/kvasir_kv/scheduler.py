@@ -382,13 +382,13 @@ class Scheduler:
             # It was given up before its prompt was computed, or its blocks were asked for.
             self._refuse(tracked)
         if self._is_offloading and not tracked.is_stale:
-            complete = min(request.num_computed_tokens // self._block_tokens, self._hashed(request))
+            complete = self._complete_blocks(request)
             self._counters["given_up_blocks"] += max(complete - tracked.offered, 0)
 
     def is_waiting(self) -> bool:
         """Whether the engine has to go on stepping for the workers' reports, also when it has nothing to compute."""
         step = self._step
-        return bool(self._held or self._asking or step.cancelled or step.declined or step.idle or step.retained)
+        return bool(self._held or self._asking or step.cancelled or step.declined or step.idle or step.retentions)
 
     def is_about_to_free(self) -> bool:
         """Whether blocks are held here that nobody else holds."""
@@ -473,7 +473,7 @@ class Scheduler:
         if not self._is_prefetching or tracked.is_stale:
             return
         request = tracked.request
-        complete = min(request.num_computed_tokens // self._block_tokens, self._hashed(request))
+        complete = self._complete_blocks(request)
         if complete == 0:
             return
         names = self._names(tracked, 0, complete)
@@ -482,14 +482,14 @@ class Scheduler:
         self._idle_conversations.add(names[-1], [self._end(tracked, block) for block in range(first, complete)])
 
     def _retain(self, tracked: _Tracked) -> None:
-        """Has the stores keep the blocks of a request that is over, if it asks for that."""
+        """Has the stores retain the blocks of a request that is over, if it asks for that."""
         seconds = handoff.retain_seconds(tracked.request)
         if not self._is_offloading or tracked.is_stale or seconds == 0:
             return
-        complete = min(tracked.request.num_computed_tokens // self._block_tokens, self._hashed(tracked.request))
+        complete = self._complete_blocks(tracked.request)
         if complete > 0:
             for group in range(len(self._windows)):
-                self._step.retained.append(Retain(self._names(tracked, 0, complete, group), seconds))
+                self._step.retentions.append(Retain(self._names(tracked, 0, complete, group), seconds))
 
     def take_counters(self) -> dict[str, int]:
         """What happened since the last call."""
@@ -553,6 +553,10 @@ class Scheduler:
             self._counters["pushed_blocks"] += len(chosen)
         if tracked.pushed == stop:
             tracked.leg = None
+
+    def _complete_blocks(self, request: Any) -> int:
+        """Leading blocks of a request that have been computed and have names."""
+        return min(request.num_computed_tokens // self._block_tokens, self._hashed(request))
 
     def _hashed(self, request: Any) -> int:
         return len(request.block_hashes) // self._hashes_per_block

@@ -51,8 +51,8 @@ STORE = {
     "far_unanswered": "Questions of these searches to a tier that were not answered in time, since the start.",
     "far_cut": "Such searches that found blocks for which there was no room here, since the start.",
     "far_not_asked": "Blocks that other nodes were known to hold and that plans did not ask for, at each look, since the start.",
-    "retained": "Blocks that requests wanted kept for a time, and that are or were kept, since the start.",
-    "retention_refused": "Blocks that requests wanted kept for a time, and for which there was no room in the share for such, since the start.",
+    "retained": "Blocks that are retained now (kvasir_retain_seconds), on the disk or, without one, in host memory.",
+    "retention_refused": "Blocks that were not retained: as many are as may be, the block before it is not, or too many requests wait; since the start.",
 }
 
 

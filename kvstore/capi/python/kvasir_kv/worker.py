@@ -172,9 +172,9 @@ class Worker:
         # Names of whole conversations are hashed when the loads are under way.
         for chain in step.idle:
             self._tell_conversation(ConversationEvent.IDLE, chain)
-        for wish in step.retained:
-            names = identity.identities(self._key, wish.hashes)
-            self._quietly("retain", lambda: self._store.retain(names, wish.seconds))
+        for retention in step.retentions:
+            names = identity.identities(self._key, retention.hashes)
+            self._quietly("retain", lambda: self._store.retain(names, retention.seconds))
 
     def _tell_conversation(self, event: ConversationEvent, hashes: list[bytes]) -> None:
         names = identity.identities(self._key, hashes)

@@ -95,9 +95,9 @@ pub(crate) struct HostTierSettings {
     pub(crate) eviction: Eviction,
     /// The part of this tier and of the disk that one tenant's blocks may fill. Above 0, to 1.
     pub(crate) tenant_share: f64,
-    /// The part of this tier, or of the disk if there is one, that blocks may fill which somebody wants kept. 0 to 1.
+    /// The part of this tier, or of the disk if there is one, that retained blocks may fill. 0 to 0.9.
     pub(crate) retention_share: f64,
-    /// No block is kept longer. 1 s to 720 h.
+    /// The longest time for which a block is retained. 1 s to 720 h.
     pub(crate) retention_max: Time,
     /// Blocks of idle conversations are brought up before these go on.
     pub(crate) prefetch: bool,
@@ -462,11 +462,12 @@ impl Settings {
         if !(MIN_SHARE..=1.0).contains(&share) {
             problems.push(format!("host_tier.tenant_share = {share} is not in {MIN_SHARE} to 1"));
         }
-        for (name, part) in
-            [("prefetch_chance", host_tier.prefetch_chance), ("retention_share", host_tier.retention_share)]
-        {
-            if !(0.0..=1.0).contains(&part) {
-                problems.push(format!("host_tier.{name} = {part} is not in 0 to 1"));
+        for (name, part, most) in [
+            ("prefetch_chance", host_tier.prefetch_chance, 1.0),
+            ("retention_share", host_tier.retention_share, 0.9),
+        ] {
+            if !(0.0..=most).contains(&part) {
+                problems.push(format!("host_tier.{name} = {part} is not in 0 to {most}"));
             }
         }
         if let Err(error) = transfer.cores.parse::<Cores>() {
@@ -612,7 +613,7 @@ mod tests {
             ("[host_tier]\neviction = \"cost\"\n", "expected `lru` or `s3-fifo`"),
             ("[host_tier]\ntenant_share = 0.0\n", "host_tier.tenant_share = 0 is not in 0.001 to 1"),
             ("[host_tier]\nprefetch_chance = nan\n", "host_tier.prefetch_chance = NaN is not in 0 to 1"),
-            ("[host_tier]\nretention_share = 1.5\n", "host_tier.retention_share = 1.5 is not in 0 to 1"),
+            ("[host_tier]\nretention_share = 1.5\n", "host_tier.retention_share = 1.5 is not in 0 to 0.9"),
             ("[host_tier]\nretention_max = \"1 ms\"\n", "host_tier.retention_max = \"1 ms\" is not in"),
             ("[host_tier]\nprefetch_lead = \"2 h\"\n", "host_tier.prefetch_lead = \"7200000 ms\" is not in"),
             ("[disk_tier]\ncapacity = \"1 GiB\"\n", "disk_tier.path is empty"),

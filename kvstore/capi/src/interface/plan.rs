@@ -236,7 +236,10 @@ pub unsafe extern "C" fn kvasir_kv_conversation(
     })
 }
 
-/// Keeps blocks for a time.
+/// Blocks of one retention request.
+const RETAINED_MAX: usize = 1 << 17;
+
+/// Retains blocks for a time.
 ///
 /// # Safety
 /// As in the header: as many identities as `count` says.
@@ -248,8 +251,8 @@ pub unsafe extern "C" fn kvasir_kv_retain(
     seconds: u32,
 ) -> i32 {
     guarded(|| {
-        if count == 0 || count > IDENTITIES_MAX {
-            return Err(invalid("count is 0 or above 2^20"));
+        if count == 0 || count > RETAINED_MAX {
+            return Err(invalid("count is 0 or above 2^17"));
         }
         if seconds == 0 {
             return Err(invalid("seconds is 0"));

@@ -97,7 +97,7 @@ pub trait PoolBlocks {
         description: Description,
         written: Writable<Self::Writing>,
     ) -> Option<bool>;
-    /// Keeps blocks, each behind the one before it in their chain, for so long, now or when they come. A hint.
+    /// Retains consecutive blocks of a chain for so long, now or when they come. A hint.
     fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration);
     /// Throws the copy of a block away that is damaged in memory.
     fn remove(&mut self, identity: &BlockIdentity);

@@ -21,7 +21,7 @@ pub(crate) struct MemoryBlocks {
     random: u64,
     /// Delayed answers, each with the polls until it is given.
     delayed: VecDeque<(u64, Answer<()>)>,
-    /// What was to be kept, and for how long.
+    /// Every block of each `retain`, with its time.
     retained: Retained,
 }
 
@@ -47,7 +47,7 @@ impl MemoryBlocks {
         }
     }
 
-    /// What is to be kept from now on, which others see too.
+    /// Every block of each `retain` from now on, with its time.
     pub(crate) fn retained(&self) -> Retained {
         Arc::clone(&self.retained)
     }

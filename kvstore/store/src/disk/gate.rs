@@ -32,13 +32,13 @@ impl WriteGate {
         self.seen.increment(identity);
     }
 
-    /// Whether the block may be written; its bytes are charged if so, once.
-    pub(crate) fn admits(&mut self, identity: BlockIdentity, bytes: u32) -> bool {
+    /// Whether the block may be written; its bytes are charged if so, once. `is_retained`: it need not have been seen often.
+    pub(crate) fn admits(&mut self, identity: BlockIdentity, bytes: u32, is_retained: bool) -> bool {
         if self.admitted.take() == Some(identity) {
             return true;
         }
         // The sketch forgets; this block was offered just now.
-        let seen = u32::from(self.seen.estimate(&identity)).max(1);
+        let seen = if is_retained { u32::MAX } else { u32::from(self.seen.estimate(&identity)).max(1) };
         self.admission.decide(seen, u64::from(bytes), &self.usage, Moment::now()) == Verdict::Admit
     }
 

@@ -22,6 +22,7 @@ use crossbeam_channel::Sender;
 use dataplane_memory::{Slab, SlotRef};
 use kvstore_block::BlockIdentity;
 
+use crate::job::RetentionRequest;
 use crate::mover::Message;
 use crate::{Description, HostBlock};
 use lent_slot::LentSlot;
@@ -217,9 +218,9 @@ pub trait FarTier: Send {
     /// Offers it a portion that is new here; `head` is the first block of the group or run. False when it cannot be taken now.
     /// Each portion that is taken is answered once ([`FarResult::Offered`]).
     fn offer(&mut self, blocks: Vec<Outgoing>, head: BlockIdentity) -> bool;
-    /// Asks it to keep the blocks of a chain (which starts at the root) for so long, now or when they come. A hint; a tier that evicts nothing
-    /// has nothing to do.
-    fn retain(&mut self, _chain: &[BlockIdentity], _how_long: Duration) {}
+    /// Asks it to retain the blocks of a chain (which starts at the root) for so long, now or when they come. A hint; a tier that evicts
+    /// nothing has nothing to do.
+    fn retain(&mut self, _request: &Arc<RetentionRequest>, _how_long: Duration) {}
 }
 
 /// The way for the answers of other nodes' tiers into the store.

@@ -1,6 +1,6 @@
 //! Host memory of other nodes, over the data plane: the thread that drives the client.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -23,6 +23,7 @@ use crate::far::offer_queue::{Counted, Offer, OfferQueue};
 use crate::far::{
     FarInbox, FarResult, FarTier, Incoming, LeaseEvent, LeaseGuard, MappedBlock, Outgoing, Portion,
 };
+use crate::job::RetentionRequest;
 
 /// Commands that may wait for the thread.
 const COMMANDS_MAX: usize = 4096;
@@ -33,6 +34,8 @@ const OFFERS_SHARE: usize = 8;
 /// What was found and not read is forgotten after this time, when there is much of it: its lease is over by then.
 const FOUND_AGE_MAX: Duration = Duration::from_secs(60);
 const FOUND_MAX: usize = 1024;
+/// Groups of blocks that nodes are asked to retain in a turn.
+const RETAINED_GROUPS_PER_TURN: usize = 64;
 /// Commands taken in before the rest of a turn.
 const COMMANDS_PER_TURN: usize = 256;
 /// Bytes of blocks on their way out that are read in a turn: look-ups, reads and deadlines come in between.
@@ -47,7 +50,7 @@ enum Command {
     Read(Incoming),
     Offer(Box<Offer>),
     Leave(u64),
-    Retain { chain: Vec<BlockIdentity>, how_long: Duration },
+    Retain { request: Arc<RetentionRequest>, how_long: Duration },
 }
 
 /// The pools of other nodes, as a configuration names them (`[remote_tier]`).
@@ -134,6 +137,7 @@ impl RemoteTier {
             found: HashMap::new(),
             reads: InFlightReads::default(),
             offers: OfferQueue::default(),
+            retentions: VecDeque::new(),
             sent: HashMap::new(),
         };
         let thread = policy.spawn("kvasir-remote-tier", &bell, move |waiter| driver.run(waiter))?;
@@ -170,9 +174,9 @@ impl FarTier for RemoteTier {
         })
     }
 
-    fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration) {
+    fn retain(&mut self, request: &Arc<RetentionRequest>, how_long: Duration) {
         // A hint: without room it is lost.
-        let _full = self.send(Command::Retain { chain: chain.to_vec(), how_long });
+        let _full = self.send(Command::Retain { request: Arc::clone(request), how_long });
     }
 
     fn leave(&mut self, request: u64) {
@@ -225,6 +229,8 @@ struct Driver<F> {
     reads: InFlightReads,
     /// Blocks on their way out whose checksums are not known yet.
     offers: OfferQueue,
+    /// Retention requests, with the next block that nodes are to be asked for, and the time.
+    retentions: VecDeque<(Arc<RetentionRequest>, usize, Duration)>,
     /// Blocks on their way out that stay where they are until they have arrived.
     sent: HashMap<Ticket, Box<Offer>>,
 }
@@ -261,12 +267,13 @@ impl<F: Fabric> Driver<F> {
         let mut outcomes = Vec::new();
         while self.take_commands() {
             self.take_lease_events();
+            let is_asking = self.send_retentions();
             let work = self.pool.poll(Instant::now(), &mut outcomes);
             let is_idle = work == 0 && outcomes.is_empty();
             for outcome in outcomes.drain(..) {
                 self.ended(outcome);
             }
-            let is_idle = !self.send_offers() && is_idle;
+            let is_idle = !self.send_offers() && !is_asking && is_idle;
             if self.found.len() > FOUND_MAX {
                 self.found.retain(|_, (_, since)| since.elapsed() < FOUND_AGE_MAX);
             }
@@ -297,6 +304,16 @@ impl<F: Fabric> Driver<F> {
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
+        }
+        true
+    }
+
+    /// Asks nodes to retain some groups of what is queued; false when nothing was.
+    fn send_retentions(&mut self) -> bool {
+        let Some((request, next, how_long)) = self.retentions.front_mut() else { return false };
+        *next = self.pool.retain(request.chain(), *next, RETAINED_GROUPS_PER_TURN, *how_long);
+        if *next >= request.chain().len() {
+            self.retentions.pop_front();
         }
         true
     }
@@ -395,7 +412,7 @@ impl<F: Fabric> Driver<F> {
                 }
             }
             Command::Offer(offer) => self.offers.push(offer),
-            Command::Retain { chain, how_long } => self.pool.retain(&chain, how_long),
+            Command::Retain { request, how_long } => self.retentions.push_back((request, 0, how_long)),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::Description;
 use crate::background::BACKGROUND_REQUEST;
 use crate::config::WriteMode;
 use crate::guarded_count::GuardedCount;
-use crate::job::{Moved, Prepare};
+use crate::job::{Moved, Prepare, RetentionRequest};
 use crate::metrics::StoreCounters;
 use crate::shared::{HOST, Shared};
 use crate::tiers::{Arrival, Origin, Tiers};
@@ -155,9 +155,9 @@ impl FarLinks {
         Self { links, backlogs, ..Self::default() }
     }
 
-    /// Somebody wants blocks kept for so long.
-    pub(crate) fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration) {
-        self.links.iter_mut().for_each(|link| link.retain(chain, how_long));
+    /// Hands a retention request to every tier.
+    pub(crate) fn retain(&mut self, request: &Arc<RetentionRequest>, how_long: Duration) {
+        self.links.iter_mut().for_each(|link| link.retain(request, how_long));
     }
 
     /// Whether nobody searches.

@@ -10,6 +10,7 @@
 mod disk;
 mod far;
 mod pool;
+mod retained;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -102,7 +103,7 @@ fn planted_faults_are_found() {
         (Planted::LostWaiter, "a load waits for a read that does not know of it"),
         (Planted::KeptLease, "leases at pools that never end"),
         (Planted::SilentRemoval, "stored twice"),
-        (Planted::LostRetention, "a block that is kept is not there"),
+        (Planted::LostRetention, "a block that is retained is not there"),
         (Planted::LostWrite, "writes to the disk are out, of which the store knows"),
     ];
     for (fault, expected) in faults {

@@ -15,6 +15,7 @@ use kvstore_disk::{AdmissionConfig, Usage};
 use super::disk::{Faults, ModelDisk};
 use super::far::OtherNodes;
 use super::pool::ModelPool;
+use super::retained::{RETENTIONS, RetentionOracle};
 use super::{BLOCK, QUIET_EVERY, Random, content};
 use crate::background::Background;
 use crate::bandwidth::Bandwidth;
@@ -132,13 +133,7 @@ pub(super) struct World {
     published: HashSet<(BlockIdentity, Medium)>,
     /// Blocks that were forgotten and not given since.
     absent: HashSet<BlockIdentity>,
-    /// Until when blocks are to be kept: what the store was told, and what it has promised.
-    wanted: HashMap<BlockIdentity, Instant>,
-    promised: HashMap<BlockIdentity, Instant>,
-    /// Blocks that were kept after the last round.
-    kept: HashSet<BlockIdentity>,
-    /// Blocks that the store was told to forget, of which it may not have heard yet.
-    let_go: HashSet<BlockIdentity>,
+    retention: RetentionOracle,
     /// Whether host memory is damaged now and then.
     rots: bool,
     /// Whether blocks in host memory may be damaged, there or before they came.
@@ -172,6 +167,7 @@ impl World {
         let mut config = StoreConfig::new(BLOCK, 16);
         config.disk_write = if random.percent(50) { WriteMode::Through } else { WriteMode::Back };
         config.tenant_share = *random.of(&[1.0, 1.0, 0.5]);
+        config.retention.share = *random.of(&[0.25, 0.25, 0.6]);
         config.prefetch =
             random.percent(50).then(|| ReturnConfig { prefetch_chance: 0.0, ..ReturnConfig::default() });
         let policies = [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::Cost];
@@ -262,10 +258,7 @@ impl World {
             slots_in_hand: Vec::new(),
             published: HashSet::new(),
             absent: HashSet::new(),
-            wanted: HashMap::new(),
-            promised: HashMap::new(),
-            kept: HashSet::new(),
-            let_go: HashSet::new(),
+            retention: RetentionOracle::default(),
             rots,
             may_damage,
             may_lose,
@@ -284,7 +277,7 @@ impl World {
         let of = |count: &std::sync::atomic::AtomicU64| count.load(std::sync::atomic::Ordering::Relaxed);
         self.totals.prefetched = of(&counters.prefetched);
         self.totals.evicted = of(&counters.evicted);
-        self.totals.retained = of(&counters.retained);
+        self.totals.retained = of(&counters.retention_pinned);
         if let Some(disk) = &self.disk {
             (self.totals.disk_answers, self.totals.rotten_reads) = (disk.answered, disk.found_rotten);
         }
@@ -345,7 +338,7 @@ impl World {
             pool.take_answers(self.may_damage);
         }
         self.check_round();
-        self.check_retained();
+        self.retention.check(&self.mover, self.now, self.may_lose);
         if round == Round::Idle {
             self.mover.timeout();
         }
@@ -489,7 +482,7 @@ impl World {
         let prefix = self.prefix();
         let chain = prefix[self.random.below(prefix.len())..].to_vec();
         self.totals.forgotten += 1;
-        self.let_go.extend(&chain);
+        self.retention.forgotten(&chain);
         if self.random.percent(30) {
             return self.store.forget_on_host(chain);
         }
@@ -515,51 +508,21 @@ impl World {
         }
     }
 
-    /// Somebody wants the blocks of a prefix kept for a while.
+    /// The blocks of a prefix are to be retained for a while.
     fn retain(&mut self) {
-        let prefix = self.prefix();
-        let how_long = *self.random.of(&[Duration::from_millis(1500), Duration::from_secs(20), HOUR]);
+        let mut prefix = self.prefix();
+        if self.random.percent(30) {
+            // Without the blocks before it.
+            prefix.drain(..self.random.below(prefix.len()));
+        }
+        let how_long = *self.random.of(&RETENTIONS);
         let until = self.now + how_long;
-        let note = |noted: &mut HashMap<BlockIdentity, Instant>, identity: &BlockIdentity| {
-            let latest = noted.entry(*identity).or_insert(until);
-            *latest = until.max(*latest);
-        };
-        prefix.iter().for_each(|identity| note(&mut self.wanted, identity));
+        self.retention.asked(&prefix, until);
         self.store.retain(&prefix, how_long).expect("few are inside");
         while !self.mover.inbox.is_empty() {
             self.round();
         }
-        prefix.iter().filter(|identity| self.kept.contains(identity)).for_each(|identity| {
-            note(&mut self.promised, identity);
-        });
-    }
-
-    /// A block that counts as kept is there, is wanted, and stays until it is not, or is forgotten or damaged.
-    fn check_retained(&mut self) {
-        let tiers = &self.mover.tiers;
-        let (tier, kept) = tiers.retained.kept();
-        let kept: HashSet<BlockIdentity> = kept.into_iter().collect();
-        assert!(kept.len() <= tiers.retained.most(), "more blocks are kept than may be");
-        for identity in &kept {
-            assert!(tiers.shared.holds(tier, identity), "a block that is kept is not there");
-        }
-        // The store's thread counts from when it hears of it.
-        let is_over = |identity: &BlockIdentity| {
-            self.wanted.get(identity).is_none_or(|until| *until + Duration::from_secs(1) <= self.now)
-        };
-        assert!(!kept.iter().any(is_over), "a block is kept that nobody wants any more");
-        let is_lost = |identity: &BlockIdentity| {
-            self.promised.get(identity).is_some_and(|until| *until > self.now)
-                && !kept.contains(identity)
-                && !self.let_go.contains(identity)
-        };
-        assert!(self.may_lose || !self.kept.iter().any(is_lost), "a block is not kept any more");
-        self.kept = kept;
-        // What was let go of counts for no later wish.
-        self.promised.retain(|identity, _| self.kept.contains(identity));
-        if self.mover.inbox.is_empty() {
-            self.let_go.clear();
-        }
+        self.retention.heard(&prefix, until);
     }
 
     /// Clients let go of blocks that they hold.
@@ -712,8 +675,7 @@ impl World {
         assert!(self.requests.is_empty(), "requests that were never answered: {:?}", self.requests);
         assert!(self.offloads.is_empty(), "new blocks that were never answered: {:?}", self.offloads);
         assert_eq!(self.pool.used_count(), 0, "slots of the pool that never came back");
-        // The last wishes are for an hour, which is over.
-        assert!(self.kept.is_empty(), "blocks that are kept for ever: {}", self.kept.len());
+        assert!(self.retention.is_empty(), "the longest retention, an hour, is over");
         // Blocks fetched ahead stay held until their conversations go on, a quarter of host memory at most.
         let ahead = self.mover.background.held();
         assert!(ahead <= self.mover.tiers.host_slots() / 4, "{ahead} blocks are fetched ahead");

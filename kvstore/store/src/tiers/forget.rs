@@ -18,7 +18,7 @@ impl Tiers {
             }
         }
         for identity in chain {
-            self.retained.forget(identity);
+            self.retained.cancel(identity, self.now, &self.shared);
             self.unmap(identity);
             self.drop_from_host(*identity);
             self.drop_from_disk(*identity);
@@ -57,7 +57,7 @@ impl Tiers {
         let Some(disk) = &mut self.disk else { return };
         let slot = self.shared.catalog.places(&identity).and_then(|places| places.slot(DISK));
         disk.reads.gone_from_disk(&identity);
-        self.retained.lost(DISK, &identity, self.now);
+        self.retained.copy_lost(DISK, &identity, self.now, &self.shared);
         if self.shared.catalog.remove(DISK, &identity) {
             if let Some(slot) = slot.filter(|_| !is_planted(Planted::LostTombstone)) {
                 disk.slots.forget(slot);

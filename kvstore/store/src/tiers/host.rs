@@ -125,7 +125,7 @@ impl Tiers {
             self.descriptions[slot as usize] = description;
             StoreCounters::add(origin.counter(&self.shared.counters), 1);
             self.tell_stored(identity);
-            self.hold_retained(&identity);
+            self.pin_if_retained(&identity);
         }
         is_new
     }
@@ -161,7 +161,7 @@ impl Tiers {
     /// Takes a block out of host memory, also one that is leaving it.
     pub(crate) fn drop_from_host(&mut self, identity: BlockIdentity) {
         let is_published = self.shared.holds(HOST, &identity) || self.is_published_on_host(&identity);
-        self.retained.lost(HOST, &identity, self.now);
+        self.retained.copy_lost(HOST, &identity, self.now, &self.shared);
         if self.shared.catalog.remove(HOST, &identity) && is_published {
             self.tell_gone_from_host(identity);
         }

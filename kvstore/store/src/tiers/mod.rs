@@ -54,7 +54,7 @@ pub(crate) struct Tiers {
     pub(crate) mapped: MappedBlocks,
     /// Blocks that were brought up for idle conversations, by their last blocks.
     pub(crate) fetched_ahead: Vec<(BlockIdentity, Vec<HeldBlock>)>,
-    /// Blocks that are kept for a time.
+    /// Blocks that requests want kept for a time.
     pub(crate) retained: RetainedBlocks,
 }
 

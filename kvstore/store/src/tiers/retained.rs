@@ -1,30 +1,35 @@
-//! Blocks that callers want kept for a time ([`crate::Store::retain`]): the tier that keeps them evicts none of them before.
+//! Blocks that requests want kept for a time ([`crate::Store::retain`]): the tier that keeps them evicts none of them before.
 //!
-//! With a disk that tier is the disk, else host memory. A block that is not there yet is kept when it comes. A kept block pins those before
-//! it in its chain, so it is kept only if the one before it is kept or is not in the tier: what is pinned is what is counted.
-//! [`RetentionConfig::share`](crate::RetentionConfig) bounds it, and one tenant has its share of that.
+//! With a disk that tier is the disk, else host memory. A block that is not there yet is awaited for [`AWAITED_MAX`], and pinned when it comes.
+//! A pinned block keeps those before it in its chain from being evicted, too. So a block is pinned only while the one before it is, which stays
+//! pinned as long: what cannot be evicted is what is counted. [`RetentionConfig::share`](crate::RetentionConfig) bounds it, and a
+//! tenant with a quota has its share of that.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
 use kvstore_catalog::{Lease, TenantId, TierIndex};
 
 use super::Tiers;
+use crate::config::WriteMode;
 use crate::held::HeldBlock;
+use crate::job::RetentionRequest;
 use crate::metrics::StoreCounters;
 use crate::planted::{Planted, is_planted};
 use crate::quota;
-use crate::shared::{DISK, HOST, RETAINING_MAX, Shared};
+use crate::shared::{DISK, HOST, Shared};
 
-/// Blocks that are begun or ended in a round of the thread.
+/// Blocks that are taken in, and blocks whose retention ends, in a round of the thread.
 const BLOCKS_PER_ROUND: usize = 256;
-/// How long a block is waited for that is nowhere on this node.
+/// How long a block is awaited that is nowhere on this node.
 const AWAITED_MAX: Duration = Duration::from_secs(60);
 
 /// Keeps a block in its tier.
 #[derive(Debug)]
-enum Hold {
+enum Pin {
     Host {
         _block: HeldBlock,
     },
@@ -35,49 +40,52 @@ enum Hold {
     Planted,
 }
 
+/// One block's retention.
 #[derive(Debug)]
-struct Retained {
+struct Retention {
     until: Instant,
     /// Its entry in [`RetainedBlocks::wakes`].
     wake: Instant,
-    /// Whose share it counts in, while it is kept.
-    kept: Option<(TenantId, Hold)>,
+    /// The block before it, as the tier knows it; `None`: it has none, or was not in the tier yet.
+    parent: Option<BlockIdentity>,
+    /// The tenant that the block counts against, and its pin; `None` while the block, or the one before it, is awaited.
+    pin: Option<(TenantId, Pin)>,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct RetainedBlocks {
-    /// Where they are kept.
     tier: TierIndex,
-    /// Blocks that may be kept, and that may be kept of one tenant.
-    most: usize,
-    most_of_tenant: usize,
-    kept: usize,
+    /// Blocks that may be pinned, and as many that may be awaited.
+    blocks_max: usize,
+    /// Blocks that may be pinned of one tenant that has a quota.
+    tenant_max: Option<usize>,
+    pinned: usize,
     of_tenants: HashMap<TenantId, usize>,
-    blocks: HashMap<BlockIdentity, Retained>,
+    retentions: HashMap<BlockIdentity, Retention>,
+    /// Retentions by the blocks before theirs.
+    children: HashMap<BlockIdentity, Vec<BlockIdentity>>,
     /// When each is looked at next.
     wakes: BTreeSet<(Instant, BlockIdentity)>,
-    /// Chains that were not begun, or not to their ends, and the blocks that are left of them.
-    begun: VecDeque<(VecDeque<BlockIdentity>, Instant)>,
-    waiting: usize,
+    /// Requests that have not been taken in to their ends: the number of the next block, and when their retention ends.
+    queue: VecDeque<(Arc<RetentionRequest>, usize, Instant)>,
 }
 
 impl RetainedBlocks {
     pub(crate) fn new(shared: &Shared) -> Self {
         let tier = if shared.has_disk() { DISK } else { HOST };
         let slots = shared.catalog.usage(tier).map_or(0, |usage| usage.slots);
-        let part = |share: f64, of: f64| (of * share.clamp(0.0, 1.0)).floor();
-        let most = part(shared.config.retention.share, f64::from(slots));
+        let blocks_max = (f64::from(slots) * shared.config.retention.share.clamp(0.0, 1.0)).floor() as u32;
         Self {
             tier,
-            most: most as usize,
-            most_of_tenant: part(shared.config.tenant_share, most) as usize,
-            kept: 0,
+            blocks_max: blocks_max as usize,
+            tenant_max: quota::of_share(shared.config.tenant_share, blocks_max).map(|blocks| blocks as usize),
+            pinned: 0,
             of_tenants: HashMap::new(),
-            blocks: HashMap::new(),
+            retentions: HashMap::new(),
+            children: HashMap::new(),
             wakes: BTreeSet::new(),
-            begun: VecDeque::new(),
-            waiting: 0,
+            queue: VecDeque::new(),
         }
     }
 
@@ -86,157 +94,301 @@ impl RetainedBlocks {
         self.wakes.first().map(|(wake, _)| *wake)
     }
 
-    /// Blocks that are kept, by the tier.
+    /// The tier, and the blocks that are pinned in it, each with the one before it.
     #[cfg(test)]
-    pub(crate) fn kept(&self) -> (TierIndex, Vec<BlockIdentity>) {
-        let kept = self.blocks.iter().filter(|(_, block)| block.kept.is_some());
-        (self.tier, kept.map(|(identity, _)| *identity).collect())
+    pub(crate) fn pinned(&self) -> (TierIndex, HashMap<BlockIdentity, Option<BlockIdentity>>) {
+        let pinned = self.retentions.iter().filter(|(_, retention)| retention.pin.is_some());
+        (self.tier, pinned.map(|(identity, retention)| (*identity, retention.parent)).collect())
     }
 
-    /// Blocks that may be kept.
+    /// Panics when counts and tables disagree, or more is pinned than may be.
     #[cfg(test)]
-    pub(crate) fn most(&self) -> usize {
-        self.most
+    pub(crate) fn check(&self) {
+        let mut of_tenants: HashMap<TenantId, usize> = HashMap::new();
+        for (identity, retention) in &self.retentions {
+            if let Some((tenant, _)) = &retention.pin {
+                *of_tenants.entry(*tenant).or_default() += 1;
+                let parent = retention.parent;
+                assert!(
+                    parent.is_none_or(|parent| self.is_pinned(&parent)),
+                    "a block before a retained one is not"
+                );
+            }
+            if let Some(parent) = &retention.parent {
+                assert!(
+                    self.children[parent].contains(identity),
+                    "a retention that its parent's does not know"
+                );
+            }
+        }
+        let linked: usize = self.children.values().map(Vec::len).sum();
+        let with_parents = self.retentions.values().filter(|retention| retention.parent.is_some()).count();
+        assert_eq!(linked, with_parents, "children of retentions");
+        assert_eq!(of_tenants, self.of_tenants, "blocks that are retained for each tenant");
+        assert_eq!(of_tenants.values().sum::<usize>(), self.pinned, "blocks that are retained");
+        assert!(self.pinned <= self.blocks_max, "more blocks are retained than may be");
+        let limited = of_tenants.iter().filter(|(tenant, _)| **tenant != quota::NOBODY);
+        let most = self.tenant_max.unwrap_or(usize::MAX);
+        assert!(
+            limited.map(|(_, count)| *count).all(|count| count <= most),
+            "a tenant has more than its share"
+        );
+        assert_eq!(self.wakes.len(), self.retentions.len(), "one wake for each retention");
     }
 
-    fn is_kept(&self, identity: &BlockIdentity) -> bool {
-        self.blocks.get(identity).is_some_and(|block| block.kept.is_some())
+    /// Whether the block is to be retained.
+    pub(super) fn is_wanted(&self, identity: &BlockIdentity) -> bool {
+        self.retentions.contains_key(identity)
     }
 
-    /// A block is wanted until then; false when so many are that it is not taken in.
-    fn want(&mut self, identity: BlockIdentity, until: Instant, now: Instant) -> bool {
-        if let Some(block) = self.blocks.get_mut(&identity) {
-            block.until = block.until.max(until);
+    fn is_pinned(&self, identity: &BlockIdentity) -> bool {
+        self.retentions.get(identity).is_some_and(|retention| retention.pin.is_some())
+    }
+
+    fn set_wake(&mut self, identity: BlockIdentity, wake: Instant) {
+        if let Some(retention) = self.retentions.get_mut(&identity) {
+            self.wakes.remove(&(retention.wake, identity));
+            self.wakes.insert((wake, identity));
+            retention.wake = wake;
+        }
+    }
+
+    /// Notes until when a block is to be retained; false when it is not there and as many are awaited as may be.
+    fn note(&mut self, identity: BlockIdentity, until: Instant, now: Instant, shared: &Shared) -> bool {
+        let Some(retention) = self.retentions.get_mut(&identity) else {
+            let awaited = self.retentions.len() - self.pinned;
+            if awaited >= self.blocks_max && !shared.holds(self.tier, &identity) {
+                return false;
+            }
+            let wake = until.min(now + AWAITED_MAX);
+            self.wakes.insert((wake, identity));
+            self.retentions.insert(identity, Retention { until, wake, parent: None, pin: None });
             return true;
+        };
+        retention.until = retention.until.max(until);
+        if retention.pin.is_none() {
+            let wake = retention.until.min(now + AWAITED_MAX);
+            self.set_wake(identity, wake);
         }
-        if self.blocks.len() >= self.most {
-            return false;
-        }
-        let wake = until.min(now + AWAITED_MAX);
-        self.wakes.insert((wake, identity));
-        self.blocks.insert(identity, Retained { until, wake, kept: None });
         true
     }
 
-    /// Keeps the block, if it is wanted, is in the tier now and may be kept.
-    fn keep(&mut self, identity: &BlockIdentity, shared: &Shared) {
-        if self.blocks.get(identity).is_none_or(|block| block.kept.is_some()) {
+    /// Pins the block, if it is awaited, is in the tier now and may be pinned; and those that waited for it.
+    fn pin(&mut self, identity: &BlockIdentity, shared: &Shared) {
+        if !self.pin_one(identity, shared) {
             return;
         }
-        let Some(lease) = shared.catalog.pin(self.tier, identity) else { return };
-        let tenant = shared.catalog.tenant_of(&lease).unwrap_or(quota::NOBODY);
-        let of_tenant = self.of_tenants.get(&tenant).copied().unwrap_or(0);
-        let is_pinning_others =
-            lease.parent().is_some_and(|parent| shared.holds(self.tier, &parent) && !self.is_kept(&parent));
-        if of_tenant >= self.most_of_tenant || is_pinning_others {
-            StoreCounters::add(&shared.counters.retention_refused, 1);
-            return self.forget(identity);
+        let mut pinned = vec![*identity];
+        while let Some(parent) = pinned.pop() {
+            for child in self.children.get(&parent).cloned().unwrap_or_default() {
+                if self.pin_one(&child, shared) {
+                    pinned.push(child);
+                }
+            }
         }
-        let hold = match self.tier {
-            _ if is_planted(Planted::LostRetention) => Hold::Planted,
-            HOST => Hold::Host { _block: shared.held.hold(lease) },
-            _ => Hold::Disk { _lease: lease },
-        };
-        let Some(block) = self.blocks.get_mut(identity) else { return };
-        block.kept = Some((tenant, hold));
-        self.kept += 1;
-        *self.of_tenants.entry(tenant).or_default() += 1;
-        StoreCounters::add(&shared.counters.retained, 1);
     }
 
-    /// The block is not kept any more.
-    fn let_go(&mut self, kept: Option<(TenantId, Hold)>) {
-        let Some((tenant, _hold)) = kept else { return };
-        self.kept -= 1;
+    /// Whether the block is pinned now and was not before.
+    fn pin_one(&mut self, identity: &BlockIdentity, shared: &Shared) -> bool {
+        if self.retentions.get(identity).is_none_or(|retention| retention.pin.is_some()) {
+            return false;
+        }
+        let Some(lease) = shared.catalog.pin(self.tier, identity) else { return false };
+        let parent = lease.parent();
+        self.set_parent(identity, parent);
+        let missing = parent.filter(|parent| !self.is_pinned(parent));
+        if missing.is_some_and(|parent| self.is_wanted(&parent) || !shared.holds(self.tier, &parent)) {
+            // Its turn comes with the one before it.
+            return false;
+        }
+        let tenant = shared.catalog.tenant_of(&lease).unwrap_or(quota::NOBODY);
+        let of_tenant = self.of_tenants.get(&tenant).copied().unwrap_or(0);
+        let is_over = tenant != quota::NOBODY && self.tenant_max.is_some_and(|most| of_tenant >= most);
+        if missing.is_some() || self.pinned >= self.blocks_max || is_over {
+            StoreCounters::add(&shared.counters.retention_refused, 1);
+            self.remove(identity, shared);
+            return false;
+        }
+        let pin = match self.tier {
+            _ if is_planted(Planted::LostRetention) => Pin::Planted,
+            HOST => Pin::Host { _block: shared.held.hold(lease) },
+            _ => Pin::Disk { _lease: lease },
+        };
+        let Some(retention) = self.retentions.get_mut(identity) else { return false };
+        retention.pin = Some((tenant, pin));
+        self.pinned += 1;
+        *self.of_tenants.entry(tenant).or_default() += 1;
+        shared.retained.store(self.pinned, Ordering::Relaxed);
+        StoreCounters::add(&shared.counters.retention_pinned, 1);
+        true
+    }
+
+    fn set_parent(&mut self, identity: &BlockIdentity, parent: Option<BlockIdentity>) {
+        let Some(retention) = self.retentions.get_mut(identity) else { return };
+        let before = std::mem::replace(&mut retention.parent, parent);
+        if before == parent {
+            return;
+        }
+        if let Some(parent) = parent {
+            self.children.entry(parent).or_default().push(*identity);
+        }
+        if let Some(before) = before {
+            self.forget_child(&before, identity);
+        }
+    }
+
+    fn forget_child(&mut self, parent: &BlockIdentity, identity: &BlockIdentity) {
+        if let Some(children) = self.children.get_mut(parent) {
+            children.retain(|child| child != identity);
+            if children.is_empty() {
+                self.children.remove(parent);
+            }
+        }
+    }
+
+    /// Ends the pin of a block without pinned ones behind it, if it has one.
+    fn unpin(&mut self, identity: &BlockIdentity, shared: &Shared) {
+        let Some(retention) = self.retentions.get_mut(identity) else { return };
+        let (pin, parent) = (retention.pin.take(), retention.parent);
+        let Some((tenant, _pin)) = pin else { return };
+        self.pinned -= 1;
         if let Some(count) = self.of_tenants.get_mut(&tenant) {
             *count -= 1;
             if *count == 0 {
                 self.of_tenants.remove(&tenant);
             }
         }
-    }
-
-    /// Nobody wants the block kept any more.
-    pub(super) fn forget(&mut self, identity: &BlockIdentity) {
-        if let Some(block) = self.blocks.remove(identity) {
-            self.wakes.remove(&(block.wake, *identity));
-            self.let_go(block.kept);
+        shared.retained.store(self.pinned, Ordering::Relaxed);
+        // The one before it may have waited for this.
+        if let Some(parent) = parent
+            && let Some(until) =
+                self.retentions.get(&parent).filter(|parent| parent.pin.is_some()).map(|parent| parent.until)
+        {
+            self.set_wake(parent, until);
         }
     }
 
-    /// The tier is about to lose the block, which is damaged or given up: what comes instead is kept again.
-    pub(super) fn lost(&mut self, tier: TierIndex, identity: &BlockIdentity, now: Instant) {
-        if tier != self.tier {
-            return;
+    /// Takes out a retention behind which nothing is pinned.
+    fn remove(&mut self, identity: &BlockIdentity, shared: &Shared) {
+        self.unpin(identity, shared);
+        if let Some(retention) = self.retentions.remove(identity) {
+            self.wakes.remove(&(retention.wake, *identity));
+            if let Some(parent) = retention.parent {
+                self.forget_child(&parent, identity);
+            }
         }
-        let Some(block) = self.blocks.get_mut(identity).filter(|block| block.kept.is_some()) else { return };
-        let kept = block.kept.take();
-        let wake = block.until.min(now + AWAITED_MAX);
-        self.wakes.remove(&(block.wake, *identity));
-        self.wakes.insert((wake, *identity));
-        block.wake = wake;
-        self.let_go(kept);
     }
 
-    /// Ends what is due, some of it.
-    fn expire(&mut self, now: Instant, shared: &Shared) {
+    /// Ends the pins of a block and of those behind it: they are awaited again.
+    fn unpin_all(&mut self, identity: &BlockIdentity, now: Instant, shared: &Shared) {
+        let mut chain = vec![*identity];
+        let mut at = 0;
+        while let Some(parent) = chain.get(at) {
+            let children = self.children.get(parent).into_iter().flatten();
+            let pinned: Vec<BlockIdentity> =
+                children.filter(|child| self.is_pinned(child)).copied().collect();
+            chain.extend(pinned);
+            at += 1;
+        }
+        for identity in chain.iter().rev() {
+            self.unpin(identity, shared);
+            if let Some(retention) = self.retentions.get(identity) {
+                let wake = retention.until.min(now + AWAITED_MAX);
+                self.set_wake(*identity, wake);
+            }
+        }
+    }
+
+    /// Ends the retention of a block that is forgotten.
+    pub(super) fn cancel(&mut self, identity: &BlockIdentity, now: Instant, shared: &Shared) {
+        if self.is_wanted(identity) {
+            self.unpin_all(identity, now, shared);
+            self.remove(identity, shared);
+        }
+    }
+
+    /// The tier drops its copy; retention goes on with the next copy.
+    pub(super) fn copy_lost(
+        &mut self,
+        tier: TierIndex,
+        identity: &BlockIdentity,
+        now: Instant,
+        shared: &Shared,
+    ) {
+        if tier == self.tier && self.is_pinned(identity) {
+            self.unpin_all(identity, now, shared);
+        }
+    }
+
+    /// Ends retentions that are due, some of them. `is_coming`: the block may still come to the tier.
+    fn expire(&mut self, now: Instant, shared: &Shared, is_coming: impl Fn(&BlockIdentity) -> bool) {
         for _ in 0..BLOCKS_PER_ROUND {
-            let Some(&(wake, identity)) = self.wakes.first().filter(|(wake, _)| *wake <= now) else { return };
-            self.wakes.pop_first();
-            let Some(block) = self.blocks.get_mut(&identity) else { continue };
-            debug_assert_eq!(block.wake, wake);
-            let next = match &block.kept {
-                Some(_) => block.until,
-                // It may still come to the disk.
-                None if shared.holds(HOST, &identity) => block.until.min(now + AWAITED_MAX),
-                None => now,
+            let Some(&(_, identity)) = self.wakes.first().filter(|(wake, _)| *wake <= now) else { return };
+            let Some(retention) = self.retentions.get(&identity) else { return };
+            let (until, is_pinned) = (retention.until, retention.pin.is_some());
+            let mut children = self.children.get(&identity).into_iter().flatten();
+            let next = match is_pinned {
+                true if until > now => until,
+                // Its turn comes when no longer any is; see `unpin`.
+                true if children.any(|child| self.is_pinned(child)) => now + AWAITED_MAX,
+                false if is_coming(&identity) => until.min(now + AWAITED_MAX),
+                _ => now,
             };
             if next > now {
-                block.wake = next;
-                self.wakes.insert((next, identity));
-            } else if let Some(block) = self.blocks.remove(&identity) {
-                self.let_go(block.kept);
+                self.set_wake(identity, next);
+                continue;
             }
+            StoreCounters::add(&shared.counters.retention_unmet, usize::from(!is_pinned));
+            self.remove(&identity, shared);
         }
     }
 }
 
 impl Tiers {
-    /// Somebody wants these blocks kept for so long. A block is kept if those before it are.
-    pub(crate) fn retain(&mut self, chain: Vec<BlockIdentity>, how_long: Duration) {
-        let room = RETAINING_MAX.saturating_sub(self.retained.waiting);
-        let mut left: VecDeque<BlockIdentity> = chain.into();
-        StoreCounters::add(&self.shared.counters.retention_refused, left.len().saturating_sub(room));
-        left.truncate(room);
-        if !left.is_empty() {
-            self.retained.waiting += left.len();
-            self.retained.begun.push_back((left, self.now + how_long));
-        }
+    /// Queues a retention request.
+    pub(crate) fn retain(&mut self, request: Arc<RetentionRequest>, how_long: Duration) {
+        self.retained.queue.push_back((request, 0, self.now + how_long));
     }
 
-    /// Takes in some of what is wanted, and ends some of what is over; false when there is nothing more to take in.
+    /// Takes in some blocks of what is queued, and ends some retentions that are over; false when nothing more is queued.
     pub(crate) fn advance_retained(&mut self) -> bool {
         for _ in 0..BLOCKS_PER_ROUND {
-            let Some((left, until)) = self.retained.begun.front_mut() else { break };
-            let (identity, until) = (left.pop_front(), *until);
+            let Some((request, next, until)) = self.retained.queue.front_mut() else { break };
+            let (identity, until) = (request.chain().get(*next).copied(), *until);
+            *next += 1;
             let Some(identity) = identity else {
-                self.retained.begun.pop_front();
+                self.retained.queue.pop_front();
                 continue;
             };
-            self.retained.waiting -= 1;
-            if self.retained.want(identity, until, self.now) {
-                self.hold_retained(&identity);
-            } else {
-                StoreCounters::add(&self.shared.counters.retention_refused, 1);
+            let Self { retained, shared, .. } = self;
+            if !retained.note(identity, until, self.now, shared) {
+                StoreCounters::add(&shared.counters.retention_refused, 1);
+                continue;
             }
+            retained.pin(&identity, shared);
+            self.write_if_retained(identity);
         }
-        self.retained.expire(self.now, &self.shared);
-        !self.retained.begun.is_empty()
+        let Self { retained, shared, disk, .. } = self;
+        let is_coming = |identity: &BlockIdentity| {
+            disk.as_ref().is_some_and(|disk| disk.writes.contains(identity) || shared.holds(HOST, identity))
+        };
+        retained.expire(self.now, shared, is_coming);
+        !retained.queue.is_empty()
     }
 
-    /// The block has come into a tier: it stays there if somebody wants it kept.
-    pub(super) fn hold_retained(&mut self, identity: &BlockIdentity) {
+    /// The disk may not have been given the block, because it was seen too rarely.
+    fn write_if_retained(&mut self, identity: BlockIdentity) {
+        let is_through = self.shared.config.disk_write == WriteMode::Through;
+        let is_here_alone = self.shared.holds(HOST, &identity) && !self.shared.holds(DISK, &identity);
+        let is_writing = self.disk.as_ref().is_none_or(|disk| disk.writes.contains(&identity));
+        if is_through && is_here_alone && !is_writing && self.retained.is_wanted(&identity) {
+            self.write_through(identity);
+        }
+    }
+
+    /// The block has come into a tier: it is pinned there if it is to be retained.
+    pub(super) fn pin_if_retained(&mut self, identity: &BlockIdentity) {
         let Self { retained, shared, .. } = self;
-        retained.keep(identity, shared);
+        retained.pin(identity, shared);
     }
 }

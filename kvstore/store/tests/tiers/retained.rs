@@ -29,7 +29,7 @@ fn retained_blocks_outlast_others_in_host_memory_as_far_as_their_share_goes() {
     offload_all(&mut rig, &first);
     offload_all(&mut rig, &second);
     rig.store.retain(&second, HOUR).expect("few are inside");
-    wait_for(&mut rig, "kept", |rig| rig.counter("retained_blocks") == 8);
+    wait_for(&mut rig, "kept", |rig| rig.counter("retention_pinned_blocks") == 8);
     assert_eq!(rig.counter("retention_refused_blocks"), 2, "a quarter of host memory is 8 blocks");
     flood(&mut rig, 1, 100);
     assert_eq!((rig.store.look_up(&first), rig.store.look_up(&second)), (6, 2));
@@ -38,7 +38,7 @@ fn retained_blocks_outlast_others_in_host_memory_as_far_as_their_share_goes() {
     wait_for(&mut rig, "forgotten", |rig| rig.store.look_up(&first) == 0);
     rig.store.retain(&second, HOUR).expect("few are inside");
     offload_all(&mut rig, &second);
-    wait_for(&mut rig, "there is room again", |rig| rig.counter("retained_blocks") == 10);
+    wait_for(&mut rig, "there is room again", |rig| rig.counter("retention_pinned_blocks") == 10);
     flood(&mut rig, 2, 100);
     assert_eq!(rig.store.look_up(&second), 4);
 }
@@ -53,7 +53,7 @@ fn the_disk_keeps_retained_blocks_if_there_is_one() {
     offload_all(&mut rig, &talk);
     rig.settle(talk.len() as u64);
     rig.store.retain(&talk, HOUR).expect("few are inside");
-    wait_for(&mut rig, "kept", |rig| rig.counter("retained_blocks") == most as u64);
+    wait_for(&mut rig, "kept", |rig| rig.counter("retention_pinned_blocks") == most as u64);
     for seed in 0..6 {
         flood(&mut rig, seed, 32);
         rig.settle(on_disk.min(talk.len() as u64 + 32 * (seed + 1)));
@@ -66,14 +66,33 @@ fn the_disk_keeps_retained_blocks_if_there_is_one() {
 #[test]
 fn after_their_time_retained_blocks_are_like_others() {
     let mut rig = Rig::new(no_disk(16));
-    let talk = chain(1, 3);
-    offload_all(&mut rig, &talk);
-    rig.store.retain(&talk, Duration::from_millis(200)).expect("few are inside");
-    wait_for(&mut rig, "kept", |rig| rig.counter("retained_blocks") == 3);
-    flood(&mut rig, 1, 32);
-    std::thread::sleep(Duration::from_millis(300));
-    flood(&mut rig, 2, 32);
-    assert_eq!(rig.store.look_up(&talk), 0);
+    let (short, long) = (chain(1, 2), chain(2, 2));
+    for (blocks, how_long) in [(&short, Duration::from_millis(50)), (&long, HOUR)] {
+        offload_all(&mut rig, blocks);
+        rig.store.retain(blocks, how_long).expect("few are inside");
+    }
+    wait_for(&mut rig, "all are retained", |rig| rig.counter("retention_pinned_blocks") == 4);
+    wait_for(&mut rig, "the time of some is over", |rig| rig.store.retained_blocks() == 2);
+    for seed in 0..4 {
+        flood(&mut rig, seed, 32);
+    }
+    assert_eq!((rig.store.look_up(&short), rig.store.look_up(&long)), (0, 2));
+}
+
+/// A block that never comes is given up after a minute, or its time; until then it takes nobody's place but another such block's.
+#[test]
+fn blocks_that_never_come_are_given_up() {
+    let mut rig = Rig::new(no_disk(32));
+    let absent = chain(1, 12);
+    rig.store.retain(&absent, Duration::from_millis(50)).expect("few are inside");
+    wait_for(&mut rig, "given up", |rig| rig.counter("retention_unmet_blocks") == 8);
+    assert_eq!(rig.counter("retention_refused_blocks"), 4, "a quarter of 32 may be awaited");
+    rig.store.retain(&absent, HOUR).expect("few are inside");
+    let present = chain(2, 8);
+    offload_all(&mut rig, &present);
+    rig.store.retain(&present, HOUR).expect("few are inside");
+    wait_for(&mut rig, "those that are there need no place of those", |rig| rig.store.retained_blocks() == 8);
+    assert_eq!(rig.counter("retention_refused_blocks"), 8);
 }
 
 #[test]
@@ -86,8 +105,33 @@ fn a_tenant_keeps_its_share_of_what_may_be_kept() {
         rig.store.retain(&blocks, HOUR).expect("few are inside");
     };
     of_tenant(&mut rig, 1);
-    wait_for(&mut rig, "half of 8", |rig| rig.counter("retained_blocks") == 4);
+    wait_for(&mut rig, "half of 8", |rig| rig.counter("retention_pinned_blocks") == 4);
     of_tenant(&mut rig, 2);
-    wait_for(&mut rig, "the other half", |rig| rig.counter("retained_blocks") == 8);
+    wait_for(&mut rig, "the other half", |rig| rig.counter("retention_pinned_blocks") == 8);
     wait_for(&mut rig, "the rest is refused", |rig| rig.counter("retention_refused_blocks") == 4);
+}
+
+/// What cannot be evicted is what is counted: a pinned block keeps those before it from being evicted.
+#[test]
+fn a_block_is_retained_only_with_those_before_it() {
+    let mut rig = Rig::new(no_disk(64));
+    let talk = chain(1, 6);
+    offload_all(&mut rig, &talk);
+    rig.store.retain(&talk[3..], HOUR).expect("few are inside");
+    wait_for(&mut rig, "refused", |rig| rig.counter("retention_refused_blocks") == 3);
+    assert_eq!(rig.store.retained_blocks(), 0);
+    rig.store.retain(&talk, Duration::from_millis(50)).expect("few are inside");
+    rig.store.retain(&talk[5..], HOUR).expect("few are inside");
+    wait_for(&mut rig, "retained", |rig| rig.store.retained_blocks() == 6);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(rig.store.retained_blocks(), 6, "the last one needs the others");
+    rig.store.forget(talk[5..].to_vec());
+    wait_for(&mut rig, "the time of the others is over", |rig| rig.store.retained_blocks() == 0);
+    // The last one comes first: it waits for those before it.
+    let other = chain(2, 2);
+    rig.store.retain(&other, HOUR).expect("few are inside");
+    rig.offload(&other, 1);
+    assert_eq!((rig.store.retained_blocks(), rig.store.look_up(&other[1..])), (0, 1));
+    rig.offload(&other, 0);
+    wait_for(&mut rig, "both", |rig| rig.store.retained_blocks() == 2);
 }

@@ -164,7 +164,7 @@ pub struct Description {
     pub lower_blocks: [usize; 2],
     /// Whether blocks of prompts stay for later requests; without, nothing is ever cached there.
     pub keeps_prefixes: bool,
-    /// Whether it has a store that keeps blocks for as long as a request says: vLLM with KvasirConnector.
+    /// Whether it retains blocks for as long as a request says: vLLM with KvasirConnector, and the reference engine with host memory.
     pub retains_blocks: bool,
     /// Identifies this run of the process; `None` when the engine tells nothing that changes with it.
     pub instance: Option<u64>,

@@ -69,12 +69,13 @@ fn data_plane(metrics: &str) -> Option<DataPlaneAddress> {
 const RANKS_MAX: usize = 1024;
 const STORES_MAX: usize = 1024;
 
-/// The stores that a vLLM with KvasirConnector shares with others, by rank.
-/// Whether KvasirConnector has a store: it describes this metric from its start on.
+/// Whether the engine has a KvasirConnector that knows `kvasir_retain_seconds`; one without a store ignores it. The metric is described from the
+/// engine's start on; where several API servers share their metrics, once it has a value.
 fn retains_blocks(metrics: &str) -> bool {
     metrics.lines().any(|line| line.starts_with("# TYPE vllm:kvasir_store_retained "))
 }
 
+/// The stores that a vLLM with KvasirConnector shares with others, by rank.
 fn shared_stores(metrics: &str) -> Vec<Option<SharedStores>> {
     let mut ranks = Vec::new();
     for sample in samples(metrics, "vllm:kvasir_shared_stores") {
@@ -307,6 +308,16 @@ mod tests {
         );
         assert_eq!(data_plane(&metrics.replace("processes=\"2\"", "processes=\"many\"")), None);
         assert_eq!(data_plane("vllm:num_requests_running{engine=\"0\"} 0.0\n"), None);
+    }
+
+    #[test]
+    fn a_connector_that_retains_blocks_is_known_by_its_metric() {
+        let described =
+            "# HELP vllm:kvasir_store_retained Blocks.\n# TYPE vllm:kvasir_store_retained gauge\n";
+        assert!(retains_blocks(described));
+        assert!(!retains_blocks(
+            "# TYPE vllm:kvasir_store_retained_more gauge\nvllm:kvasir_store_blocks 1.0\n"
+        ));
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub(crate) struct RequestContext {
     /// a client chose could disturb others.
     pub(crate) engine_id: String,
     pub(crate) session: Option<u64>,
-    /// How long the client wants the blocks of its prompt kept.
+    /// How long the client wants the blocks of its prompt retained.
     pub(crate) retain_for: Duration,
     /// When its time is over.
     pub(crate) deadline: Option<Instant>,

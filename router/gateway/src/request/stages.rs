@@ -149,7 +149,7 @@ impl Loaded {
         let target = gateway.target(asked.as_deref(), context.session, patience).await?;
         context.allow_target(asked.as_deref(), &target)?;
         target.name_in(&mut body)?;
-        // A service elsewhere does with the field what it likes, unless it is none of its own.
+        // An external service gets the client's own field unchanged; the one that was made from `cache_control` is none of its own.
         if !is_outside(&target) || context.surface == Surface::Messages {
             context.retain_for = take_prompt_cache_retention(&mut body)?;
         }

@@ -8,14 +8,14 @@ use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::http::{HeaderName, header};
 use bytes::Bytes;
 use http::Response as HttpResponse;
+use router_engines::connector_params::ConnectorParams;
 use router_engines::dialect::legs::{Pairing, PrefillAnswer, Protocol, decode_leg, prefill_leg};
 use router_engines::dialect::{Engine, host_of};
-use router_engines::handoff::RETAIN_SECONDS;
 use router_engines::handover::{Handover, HandoverError, ServedElsewhere};
 use router_engines::upstream::{Call, ReplyBody, UpstreamError};
 use router_fleet::{Booking, RankRef, Route};
@@ -235,41 +235,21 @@ pub(super) async fn ask(generation: &Generation, body: &RawBody, route: &Route) 
     }
 }
 
-/// What KvasirConnector is told of a request, beside its part in a hand-off.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct ConnectorParams {
-    /// Blocks of the prompt that are in the stores which it shares with other engines: it asks them for these and for nothing else.
-    shared_blocks: Option<u32>,
-    /// For how many seconds the request's blocks are to be kept.
-    retain_seconds: Option<u32>,
+/// How long this engine is to retain the blocks of a request.
+fn retain_seconds(generation: &Generation, engine: &RankRef) -> Option<u32> {
+    let seconds = u32::try_from(generation.retain_for.as_secs()).unwrap_or(u32::MAX);
+    Some(seconds).filter(|&seconds| seconds > 0 && engine.run.description.retains_blocks)
 }
 
-impl ConnectorParams {
-    /// How long this engine is to keep the blocks of a request.
-    fn retain_seconds(retain_for: Duration, engine: &RankRef) -> Option<u32> {
-        let seconds = u32::try_from(retain_for.as_secs()).unwrap_or(u32::MAX);
-        Some(seconds).filter(|&seconds| seconds > 0 && engine.run.description.retains_blocks)
-    }
-
-    /// The body with these in its `kv_transfer_params`.
-    fn told(self, body: &RawBody) -> Cow<'_, RawBody> {
-        if self == Self::default() {
-            return Cow::Borrowed(body);
+/// The body with these parameters of the connector's.
+fn told(body: &RawBody, params: ConnectorParams) -> Cow<'_, RawBody> {
+    match params.beside(body.get("kv_transfer_params")) {
+        None => Cow::Borrowed(body),
+        Some(params) => {
+            let mut told = body.clone();
+            told.set("kv_transfer_params", params);
+            Cow::Owned(told)
         }
-        let mut told = body.clone();
-        told.set("kv_transfer_params", self.beside(body.get("kv_transfer_params")));
-        Cow::Owned(told)
-    }
-
-    /// `kv_transfer_params` that are there already, if they are an object, with these.
-    fn beside(self, own: Option<&str>) -> String {
-        let own =
-            own.and_then(|own| serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(own).ok());
-        let mut params = own.unwrap_or_default();
-        let named = [("kvasir_shared_blocks", self.shared_blocks), (RETAIN_SECONDS, self.retain_seconds)];
-        let named = named.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
-        params.extend(named);
-        serde_json::Value::Object(params).to_string()
     }
 }
 
@@ -283,9 +263,9 @@ async fn legs(
     let Some(prefill) = &route.prefill else {
         let params = ConnectorParams {
             shared_blocks: route.shared_blocks,
-            retain_seconds: ConnectorParams::retain_seconds(generation.retain_for, &route.decode),
+            retain_seconds: retain_seconds(generation, &route.decode),
         };
-        let body = &params.told(body);
+        let body = &told(body, params);
         let (call, mut span) = call(generation, body, &route.decode, names::span::DECODE);
         let reply = send(&route.decode, &call, &mut span, handed_over(generation)).await?;
         return Ok(LegReply {
@@ -324,10 +304,12 @@ async fn legs(
     let unmade = |error| Failure::protocol(prefill, error).of_prefill();
     let mut prefill_body = prefill_leg(protocol, body, &pairing).map_err(unmade)?;
     if protocol == Protocol::Kvasir {
-        // The engine that computes the blocks keeps them.
-        let retain_seconds = ConnectorParams::retain_seconds(generation.retain_for, prefill);
-        let params = ConnectorParams { shared_blocks: None, retain_seconds };
-        prefill_body = params.told(&prefill_body).into_owned();
+        // The engine that computes the blocks retains them.
+        let params = ConnectorParams {
+            retain_seconds: retain_seconds(generation, prefill),
+            ..ConnectorParams::default()
+        };
+        prefill_body = told(&prefill_body, params).into_owned();
     }
     let (mut prefill_call, prefill_span) = call(generation, &prefill_body, prefill, names::span::PREFILL);
     if protocol.is_sequential() {
@@ -422,24 +404,5 @@ async fn bootstrap(gateway: &Gateway, prefill: &RankRef) -> Result<(String, Stri
     match said[&rank]["engine_id"].as_str() {
         Some(engine) => Ok((address, engine.to_owned())),
         None => Err(Failure::protocol(prefill, format!("{address}/query names no engine of rank {rank}"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ConnectorParams;
-
-    #[test]
-    fn a_clients_own_transfer_parameters_stay() {
-        let of = |shared_blocks, retain_seconds| ConnectorParams { shared_blocks, retain_seconds };
-        let own = Some("{\"kvasir_shared_blocks\":99,\"other\":[1]}");
-        assert_eq!(of(Some(3), None).beside(own), "{\"kvasir_shared_blocks\":3,\"other\":[1]}");
-        let both = "{\"kvasir_shared_blocks\":99,\"other\":[1],\"kvasir_retain_seconds\":60}";
-        let told: serde_json::Value = serde_json::from_str(&of(None, Some(60)).beside(own)).expect("JSON");
-        assert_eq!(told, serde_json::from_str::<serde_json::Value>(both).expect("JSON"));
-        for nothing in [None, Some("null"), Some("[1]"), Some("\"text\"")] {
-            let expected = "{\"kvasir_shared_blocks\":0}";
-            assert_eq!(of(Some(0), None).beside(nothing), expected, "{nothing:?}");
-        }
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct Generation {
     pub(crate) headers: HeaderMap,
     pub(crate) session: Option<u64>,
     pub(crate) salt: Option<String>,
-    /// How long the blocks of the prompt are to be kept; zero: as those of any other.
+    /// How long the blocks of the prompt are to be retained; zero: as long as those of any other.
     pub(crate) retain_for: Duration,
     /// A prefill worker may compute the prompt: there is one prompt and one choice.
     pub(crate) can_split: bool,

@@ -11,8 +11,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use router_engines::client::WorkerDescription;
+use router_engines::connector_params::{RETAIN_SECONDS, SHARED_BLOCKS};
 use router_engines::exposition;
-use router_engines::handoff::{DataPlaneAddress, Handoff, RETAIN_SECONDS};
+use router_engines::handoff::{DataPlaneAddress, Handoff};
 use router_engines::intake::{Intake, IntakeError, ReceivedBody};
 use router_engines::key::ApiKey;
 use router_openai::{
@@ -287,12 +288,10 @@ async fn start_completion(
     let echo = request.echo.then(|| {
         prompts.iter().map(|ids| state.engine.text().tokenizer.decode(ids, true)).collect::<Vec<_>>()
     });
-    let transfer = request.kv_transfer_params.as_ref();
-    let handoff = handoff_of(transfer, &prompts, &request.sampling)?;
-    let grammar = compile_grammar(state, &prompts, &request.sampling, handoff.as_ref()).await?;
+    let transfer = TransferParams::parse(request.kv_transfer_params.as_ref(), &prompts, &request.sampling)?;
+    let grammar = compile_grammar(state, &prompts, &request.sampling, transfer.handoff.as_ref()).await?;
     let salt = request.cache_salt.as_deref();
-    let generations =
-        submit(state, &prompts, &request.sampling, salt, (handoff, retain_for(transfer)), grammar)?;
+    let generations = submit(state, &prompts, &request.sampling, salt, transfer, grammar)?;
     Ok(Job {
         answer,
         generations,
@@ -325,12 +324,10 @@ async fn start_chat(state: &Shared, headers: &HeaderMap, request: ChatRequest) -
     let answer =
         Answer::new(Kind::Chat, answer_id(headers, "chatcmpl"), now(), &state.description.model, false);
     let prompts = [ids];
-    let transfer = request.kv_transfer_params.as_ref();
-    let handoff = handoff_of(transfer, &prompts, &request.sampling)?;
-    let grammar = compile_grammar(state, &prompts, &request.sampling, handoff.as_ref()).await?;
+    let transfer = TransferParams::parse(request.kv_transfer_params.as_ref(), &prompts, &request.sampling)?;
+    let grammar = compile_grammar(state, &prompts, &request.sampling, transfer.handoff.as_ref()).await?;
     let salt = request.cache_salt.as_deref();
-    let generations =
-        submit(state, &prompts, &request.sampling, salt, (handoff, retain_for(transfer)), grammar)?;
+    let generations = submit(state, &prompts, &request.sampling, salt, transfer, grammar)?;
     Ok(Job {
         answer,
         generations,
@@ -378,14 +375,24 @@ fn check_prompt(state: &Shared, param: &str, ids: &[u32]) -> Result<(), ApiError
     }
 }
 
-/// How long the request's blocks are to be kept; zero: as those of any other.
-fn retain_for(transfer: Option<&Value>) -> Duration {
-    Duration::from_secs(transfer.and_then(|transfer| transfer[RETAIN_SECONDS].as_u64()).unwrap_or(0))
+/// What a request says in `kv_transfer_params`.
+struct TransferParams {
+    /// The request's part in a hand-off, if it has one.
+    handoff: Option<Handoff>,
+    /// How long its blocks are to be retained; zero: as long as those of any other.
+    retain_for: Duration,
 }
 
-/// Whether the parameters name no hand-off.
-fn is_wish_alone(transfer: &Value) -> bool {
-    transfer.as_object().is_some_and(|named| named.len() == 1 && named.contains_key(RETAIN_SECONDS))
+impl TransferParams {
+    fn parse(transfer: Option<&Value>, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Self, ApiError> {
+        let seconds = transfer.and_then(|transfer| transfer[RETAIN_SECONDS].as_u64()).unwrap_or(0);
+        // What the gateway tells KvasirConnector beside a hand-off.
+        let is_beside = |name: &String| [RETAIN_SECONDS, SHARED_BLOCKS].contains(&name.as_str());
+        let names = transfer.and_then(Value::as_object).map(|named| named.keys());
+        let is_of_handoff = names.is_none_or(|mut names| !names.all(is_beside));
+        let handoff = handoff_of(transfer.filter(|_| is_of_handoff), prompts, sampling)?;
+        Ok(Self { handoff, retain_for: Duration::from_secs(seconds) })
+    }
 }
 
 /// The request's part in a hand-off, if it has one.
@@ -394,7 +401,7 @@ fn handoff_of(
     prompts: &[Vec<u32>],
     sampling: &Sampling,
 ) -> Result<Option<Handoff>, ApiError> {
-    let Some(transfer) = transfer.filter(|transfer| !is_wish_alone(transfer)) else { return Ok(None) };
+    let Some(transfer) = transfer else { return Ok(None) };
     let Some(handoff) = Handoff::from_json(transfer) else {
         return Err(ApiError::invalid(
             "kv_transfer_params",
@@ -445,9 +452,10 @@ fn submit(
     prompts: &[Vec<u32>],
     sampling: &Sampling,
     salt: Option<&str>,
-    (handoff, retain_for): (Option<Handoff>, Duration),
+    transfer: TransferParams,
     grammar: Option<Grammar>,
 ) -> Result<Vec<crate::Generation>, ApiError> {
+    let TransferParams { handoff, retain_for } = transfer;
     let (push_to, fetch_from) = match handoff {
         None => (None, None),
         Some(Handoff::Prefill { transfer_id, .. }) => (Some(transfer_id), None),

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use router_engines::connector_params::RETAIN_SECONDS;
 use serde_json::{Value, json};
 
 use super::ask::{Ask, Surface};
@@ -60,7 +61,7 @@ pub(super) async fn before(worker: &Arc<Worker>, ask: &Ask, id: &str) -> Result<
         return sglang_leg(worker, format!("room:{room}"), config.role).await;
     }
     let Some(transfer) = &ask.transfer else { return Ok(Leg::default()) };
-    if let (true, Some(seconds)) = (config.has_data_plane, transfer["kvasir_retain_seconds"].as_u64()) {
+    if let (true, Some(seconds)) = (config.has_data_plane, transfer[RETAIN_SECONDS].as_u64()) {
         stats::add(&worker.counters.retain_seconds, seconds as usize);
     }
     let is_prefill = transfer["do_remote_decode"] == true;
