@@ -34,10 +34,8 @@ SETTLE = "1.0"  # seconds between the turns of a conversation: blocks go to the 
 COUNTERS = ("loaded_blocks_total", "missing_blocks_total", "store_far_read", "store_late", "store_recomputed",
             "store_far_searches", "store_far_unanswered", "store_far_cut", "store_far_not_asked")
 EXACT_MIN, EXACT_MIN_DEAD, FOLLOWED_MIN = 0.99, 0.95, 10
-# vLLM's processes spin on both cores. A store that has to wait until one of them pauses answers later than the engine could compute: 2 to 6 %
-# of the prompts were computed. Where machines have a core for each store there is no such wait; here stores come first instead.
+# Where stores may not come first (see shared.py), 2 to 6 % of the prompts are computed.
 EXACT_MIN_LATE, EXACT_MIN_DEAD_LATE = 0.9, 0.5
-STORE_FIRST = ("chrt", "--fifo", "1")
 REMEMBERED_MIN = 0.95  # of the blocks that were known before a restart
 SNAPSHOT = LAB / "stores.snapshot"
 FOLLOWING = 12  # prompts that lie in the stores alone
@@ -95,10 +93,7 @@ class Check:
         settings = SimpleNamespace(kvasir=options.kvasir, namespaces=False, transport=options.transport, disk=False)
         self.stores = [shared.Pool(settings, number) for number in range(2)]
         self.exact_min, self.exact_min_dead = EXACT_MIN, EXACT_MIN_DEAD
-        if subprocess.run([*STORE_FIRST, "true"], stderr=subprocess.DEVNULL).returncode == 0:
-            for store in self.stores:
-                store.prefix = list(STORE_FIRST)
-        else:
+        if not shared.may_come_first():
             self.exact_min, self.exact_min_dead = EXACT_MIN_LATE, EXACT_MIN_DEAD_LATE
             print(f"  stores may not run before vLLM's processes here (chrt --fifo), so that some answers come too late: at least {EXACT_MIN_LATE:.0%} of "
                   f"the predictions are to be exact, and {EXACT_MIN_DEAD_LATE:.0%} while a store is dead", flush=True)
