@@ -161,7 +161,7 @@ pub(crate) enum Source {
     Filled { filling: Filling, bytes: usize, checksum: u64 },
 }
 
-/// What a retention request counts for, beside its blocks.
+/// Blocks that a retention request counts for beside its own.
 pub(crate) const RETENTION_REQUEST_BLOCKS: usize = 64;
 
 /// Blocks of a chain that are to be retained. As long as it exists, it counts against a bound on all of them.

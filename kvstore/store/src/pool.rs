@@ -185,7 +185,7 @@ impl PoolBlocks for StorePool {
     }
 
     fn retain(&mut self, chain: &[BlockIdentity], how_long: Duration) {
-        // One group of a chain is enough: a pool's store has no tiers on other nodes. What it does not take, it counts.
+        // A group of a chain is enough: a pool's store has no tiers on other nodes. Refused blocks are counted there.
         let _full = self.store.retain(chain, how_long);
     }
 

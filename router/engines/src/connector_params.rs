@@ -1,4 +1,4 @@
-//! What KvasirConnector, and the reference engine, are told of a request in `kv_transfer_params`, beside its part in a hand-off.
+//! Parameters of a request for KvasirConnector and the reference engine: `kv_transfer_params`, beside its part in a hand-off.
 
 use serde_json::{Map, Value};
 

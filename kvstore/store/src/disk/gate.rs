@@ -11,6 +11,8 @@ pub(crate) struct WriteGate {
     /// How often blocks are offered: what is seen once need not be written.
     seen: FrequencySketch,
     admission: Admission,
+    /// Whether blocks that were offered once are not written.
+    is_selective: bool,
     /// What the disk has been written so far.
     usage: Usage,
     /// This block was admitted, and waits for bandwidth.
@@ -21,10 +23,16 @@ impl WriteGate {
     pub(crate) fn new(config: AdmissionConfig, host_slots: u32, usage: Usage) -> Self {
         Self {
             seen: FrequencySketch::new(host_slots.saturating_mul(SKETCH_ENTRIES)),
+            is_selective: config.frequency_min > 1,
             admission: Admission::new(config, Moment::now()),
             usage,
             admitted: None,
         }
+    }
+
+    /// Whether blocks that were offered once are not written.
+    pub(crate) fn is_selective(&self) -> bool {
+        self.is_selective
     }
 
     /// The block was offered.

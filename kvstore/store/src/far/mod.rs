@@ -169,6 +169,8 @@ pub enum FarResult {
     },
     /// The slots that a read kept when it was answered: nothing writes to them any more.
     Returned(ReturnedSlots),
+    /// A node of the tier can be reached again: what waits is offered at once.
+    Reached(Tier),
     /// A tier is done with what it was offered.
     Offered {
         /// Which tier.

@@ -226,6 +226,15 @@ impl FarLinks {
         failed.into_iter().chain(again).for_each(|identity| backlog.push(identity, blocks_max));
     }
 
+    /// A node of a tier can be reached again. Until then new blocks were not held for it, and the next try may have been seconds away.
+    pub(super) fn reached(&mut self, tier: Tier, tiers: &Tiers) {
+        let held_max = self.held_max(tiers);
+        let Some(at) = self.links.iter().position(|link| link.tier() == tier) else { return };
+        let backlog = &mut self.backlogs[at];
+        (backlog.failures, backlog.paused_until) = (0, None);
+        backlog.hold(&tiers.shared.catalog, held_max);
+    }
+
     /// Offers what waits, as far as the tiers take it; false when nothing changed.
     pub(crate) fn advance_offers(&mut self, now: Instant, tiers: &mut Tiers) -> bool {
         let (mut has_offered, held_max) = (false, self.held_max(tiers));

@@ -138,6 +138,7 @@ impl RemoteTier {
             reads: InFlightReads::default(),
             offers: OfferQueue::default(),
             retentions: VecDeque::new(),
+            usable_nodes: 0,
             sent: HashMap::new(),
         };
         let thread = policy.spawn("kvasir-remote-tier", &bell, move |waiter| driver.run(waiter))?;
@@ -229,6 +230,8 @@ struct Driver<F> {
     reads: InFlightReads,
     /// Blocks on their way out whose checksums are not known yet.
     offers: OfferQueue,
+    /// Nodes that were asked after the last turn.
+    usable_nodes: usize,
     /// Retention requests, with the next block that nodes are to be asked for, and the time.
     retentions: VecDeque<(Arc<RetentionRequest>, usize, Duration)>,
     /// Blocks on their way out that stay where they are until they have arrived.
@@ -272,6 +275,10 @@ impl<F: Fabric> Driver<F> {
             let is_idle = work == 0 && outcomes.is_empty();
             for outcome in outcomes.drain(..) {
                 self.ended(outcome);
+            }
+            let usable_before = std::mem::replace(&mut self.usable_nodes, self.pool.usable_nodes());
+            if self.usable_nodes > usable_before {
+                self.inbox.send(FarResult::Reached(Tier::Remote));
             }
             let is_idle = !self.send_offers() && !is_asking && is_idle;
             if self.found.len() > FOUND_MAX {

@@ -515,6 +515,13 @@ fn a_tier_is_offered_every_block_when_it_has_room() {
         pauses.push(resumes - paused);
     }
     assert!(pauses[1] > pauses[0] && pauses[2] > pauses[1], "{pauses:?}");
+    // As soon as a node can be reached again there is no pause, and new blocks are held.
+    far.answered(answer(0, vec![blocks[0]]), &mut tiers);
+    assert!(!far.advance_offers(Instant::now(), &mut tiers), "it is left alone");
+    far.answered(FarResult::Reached(Tier::Remote), &mut tiers);
+    assert_eq!(tiers.shared.catalog.census(HOST).pinned, 1, "the block that waits is held");
+    assert!(far.advance_offers(Instant::now(), &mut tiers));
+    assert_eq!(offered.try_iter().collect::<Vec<_>>(), blocks[..1]);
     // A node that is full is asked a few times for each block.
     for _ in 0..10 {
         let refused = vec![blocks[4]];

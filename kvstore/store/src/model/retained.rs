@@ -1,4 +1,4 @@
-//! What the model knows of retention: which blocks the store was asked to retain, and which it has promised to.
+//! The model's own book of retention: which blocks the store was asked to retain, and which it has promised to.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -76,7 +76,7 @@ impl RetentionOracle {
         };
         assert!(may_lose || !self.retained.keys().any(is_lost), "a block is not retained any more");
         self.retained = pinned;
-        // What was let go of counts for no later request.
+        // A promise ends with its block.
         self.promised.retain(|identity, _| self.retained.contains_key(identity));
         if mover.inbox.is_empty() {
             self.forgotten.clear();

@@ -329,7 +329,7 @@ impl RetainedBlocks {
             let mut children = self.children.get(&identity).into_iter().flatten();
             let next = match is_pinned {
                 true if until > now => until,
-                // Its turn comes when no longer any is; see `unpin`.
+                // `unpin` of the last of them wakes it.
                 true if children.any(|child| self.is_pinned(child)) => now + AWAITED_MAX,
                 false if is_coming(&identity) => until.min(now + AWAITED_MAX),
                 _ => now,
@@ -376,12 +376,14 @@ impl Tiers {
         !retained.queue.is_empty()
     }
 
-    /// The disk may not have been given the block, because it was seen too rarely.
+    /// A block that was offered too rarely to be written is written now.
     fn write_if_retained(&mut self, identity: BlockIdentity) {
         let is_through = self.shared.config.disk_write == WriteMode::Through;
+        let Some(disk) = self.disk.as_ref().filter(|disk| is_through && disk.gate.is_selective()) else {
+            return;
+        };
         let is_here_alone = self.shared.holds(HOST, &identity) && !self.shared.holds(DISK, &identity);
-        let is_writing = self.disk.as_ref().is_none_or(|disk| disk.writes.contains(&identity));
-        if is_through && is_here_alone && !is_writing && self.retained.is_wanted(&identity) {
+        if is_here_alone && !disk.writes.contains(&identity) && self.retained.is_wanted(&identity) {
             self.write_through(identity);
         }
     }

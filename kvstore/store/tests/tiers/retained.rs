@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use dataplane_memory::PageSize;
 use kvstore_block::BlockIdentity;
-use kvstore_store::{StoreConfig, TenantId, WriteMode};
+use kvstore_catalog::PolicyKind;
+use kvstore_disk::AdmissionConfig;
+use kvstore_io::faulty::Faults;
+use kvstore_store::{DiskTier, HostTier, StoreBuilder, StoreConfig, TenantId, WriteMode};
 
 use crate::background::wait_for;
-use crate::rig::{BLOCK, Rig, TOKENS, chain, files, no_disk, with_disk};
+use crate::rig::{BLOCK, Rig, TOKENS, chain, files, no_disk, open_disk, with_disk};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -111,7 +115,7 @@ fn a_tenant_keeps_its_share_of_what_may_be_kept() {
     wait_for(&mut rig, "the rest is refused", |rig| rig.counter("retention_refused_blocks") == 4);
 }
 
-/// What cannot be evicted is what is counted: a pinned block keeps those before it from being evicted.
+/// A retained block keeps those before it from being evicted, which therefore count as well.
 #[test]
 fn a_block_is_retained_only_with_those_before_it() {
     let mut rig = Rig::new(no_disk(64));
@@ -134,4 +138,26 @@ fn a_block_is_retained_only_with_those_before_it() {
     assert_eq!((rig.store.retained_blocks(), rig.store.look_up(&other[1..])), (0, 1));
     rig.offload(&other, 0);
     wait_for(&mut rig, "both", |rig| rig.store.retained_blocks() == 2);
+}
+
+/// A disk that takes only blocks which are seen twice takes those that are to be retained at once.
+#[test]
+fn a_retained_block_is_written_though_it_was_seen_once() {
+    let disk = files(64);
+    let frequency_min = 2;
+    let config = DiskTier {
+        admission: AdmissionConfig { frequency_min, ..AdmissionConfig::default() },
+        ..open_disk(&disk, Faults::default())
+    };
+    let host = HostTier { slots: 16, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let builder = StoreBuilder::new(StoreConfig::new(BLOCK, TOKENS), host).expect("memory").disk(config);
+    let mut rig = Rig::of(builder);
+    let (talk, other) = (chain(1, 4), chain(2, 4));
+    offload_all(&mut rig, &talk);
+    offload_all(&mut rig, &other);
+    // Blocks behind the first ones wait for these.
+    wait_for(&mut rig, "seen too rarely", |rig| rig.counter("disk_not_admitted_blocks") == 2);
+    rig.store.retain(&talk, HOUR).expect("few are inside");
+    wait_for(&mut rig, "written and retained", |rig| rig.store.retained_blocks() == 4);
+    assert_eq!(rig.store.blocks()[1], 4);
 }

@@ -90,8 +90,13 @@ impl Rig {
         Self::over(slab, Some(copier), behind, StoreConfig::new(BLOCK, TOKENS))
     }
 
+    /// Whatever was built behind a pool in host memory.
+    pub(crate) fn of(builder: StoreBuilder) -> Self {
+        let layout = SlabLayout { slot_bytes: BLOCK, slot_count: POOL_SLOTS };
+        Self::started(Slab::create("pool", layout, PageSize::Standard).expect("slab"), builder)
+    }
+
     fn over(pool: Slab, copier: Option<CopierDouble>, behind: Behind, config: StoreConfig) -> Self {
-        let pool = SlotPool::new(Arc::new(pool));
         let host =
             HostTier { slots: behind.host_slots, pages: PageSize::Standard, eviction: PolicyKind::Lru };
         let config = StoreConfig { disk_write: behind.write, ..config };
@@ -102,6 +107,11 @@ impl Rig {
         if let Some(copier) = copier {
             builder = builder.copier(Box::new(copier));
         }
+        Self::started(pool, builder)
+    }
+
+    fn started(pool: Slab, builder: StoreBuilder) -> Self {
+        let pool = SlotPool::new(Arc::new(pool));
         let (sender, moved) = unbounded();
         let notify = move |event| {
             let _over = sender.send(event);

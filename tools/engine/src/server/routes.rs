@@ -375,7 +375,7 @@ fn check_prompt(state: &Shared, param: &str, ids: &[u32]) -> Result<(), ApiError
     }
 }
 
-/// What a request says in `kv_transfer_params`.
+/// A request's `kv_transfer_params`.
 struct TransferParams {
     /// The request's part in a hand-off, if it has one.
     handoff: Option<Handoff>,
@@ -386,7 +386,7 @@ struct TransferParams {
 impl TransferParams {
     fn parse(transfer: Option<&Value>, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Self, ApiError> {
         let seconds = transfer.and_then(|transfer| transfer[RETAIN_SECONDS].as_u64()).unwrap_or(0);
-        // What the gateway tells KvasirConnector beside a hand-off.
+        // Parameters for KvasirConnector, which the gateway gives beside a hand-off.
         let is_beside = |name: &String| [RETAIN_SECONDS, SHARED_BLOCKS].contains(&name.as_str());
         let names = transfer.and_then(Value::as_object).map(|named| named.keys());
         let is_of_handoff = names.is_none_or(|mut names| !names.all(is_beside));
