@@ -28,6 +28,8 @@ const TAIL: f64 = TierSpeeds::TAIL_QUANTILE;
 /// The part of the time that prompts take to compute which questions to the tiers of other nodes may take although these do not
 /// seem to pay, as a divisor: what is there may have changed.
 const CURIOSITY: f64 = 32.0;
+/// How often they have something, before anything is known.
+const FAR_HIT_GUESS: f64 = 0.5;
 /// How much the last answer counts in what is known of their hits.
 const LAST: f64 = 0.1;
 /// The part of host memory that one probe may fill, as a divisor.
@@ -187,7 +189,7 @@ impl Shared {
             recompute: RecomputeModel::default(),
             previous: Choice::Recompute,
             held: Vec::new(),
-            far_hit: 0.5,
+            far_hit: FAR_HIT_GUESS,
             curiosity_s: 0.0,
             exploration: Exploration::new(probing),
         };
@@ -406,6 +408,14 @@ impl Shared {
         self.estimates().speeds.snapshot_of(tier).expected(0, 0)
     }
 
+    /// A node of the tier can be reached again. What was learnt while it could not, and which part of what was asked for was found, would
+    /// keep requests from asking.
+    pub(crate) fn observe_reached(&self, tier: Tier) {
+        let mut estimates = self.estimates();
+        estimates.speeds.forget(tier);
+        estimates.far_hit = estimates.far_hit.max(FAR_HIT_GUESS);
+    }
+
     /// A search in the tiers of other nodes is over.
     pub(crate) fn observe_search(&self, found_something: bool) {
         let mut estimates = self.estimates();
@@ -478,6 +488,26 @@ mod tests {
         assert!(of_10(shared) < 10, "as far as is known they take 600 ms");
         (0..4).for_each(|_| shared.observe_far(Tier::Remote, 0, Duration::from_millis(2), false));
         assert_eq!(of_10(shared), 10);
+    }
+
+    #[test]
+    fn nodes_that_can_be_reached_again_are_asked_at_once() {
+        let (tiers, _moved) = host_tiers(8, 4096, PolicyKind::Lru);
+        let shared = &tiers.shared;
+        (0..50).for_each(|_| shared.observe_prefill(1600, 0, Duration::from_millis(400)));
+        (0..50).for_each(|_| shared.observe_prefill(16, 0, Duration::from_millis(4)));
+        for _ in 0..20 {
+            shared.observe_far(Tier::Remote, 0, Duration::from_millis(200), true);
+            shared.observe_search(false);
+        }
+        let of_10 =
+            |shared: &Shared, others| asked(shared, others, 10).iter().filter(|asked| **asked).count();
+        assert!(
+            of_10(shared, Others::Unknown) < 10 && of_10(shared, Others::Hold(100)) < 10,
+            "they do not answer"
+        );
+        shared.observe_reached(Tier::Remote);
+        assert_eq!((of_10(shared, Others::Unknown), of_10(shared, Others::Hold(100))), (10, 10));
     }
 
     #[test]

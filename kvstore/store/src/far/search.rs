@@ -254,7 +254,10 @@ impl FarLinks {
             FarResult::Found { request, blocks } => self.found(request, blocks, tiers),
             FarResult::Arrived { incoming, blocks } => self.arrived(incoming, blocks, tiers),
             FarResult::Returned(slots) => self.returned(slots, tiers),
-            FarResult::Reached(tier) => self.reached(tier, tiers),
+            FarResult::Reached(tier) => {
+                tiers.shared.observe_reached(tier);
+                self.reached(tier, tiers);
+            }
             FarResult::Offered { tier, kept, too_large, failed, refused } => {
                 StoreCounters::add(&tiers.shared.counters.to_far, kept);
                 StoreCounters::add(&tiers.shared.counters.far_too_large, too_large);

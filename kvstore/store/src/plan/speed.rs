@@ -90,6 +90,14 @@ impl TierSpeeds {
         ]
     }
 
+    /// What was measured of the tier does not hold any more.
+    pub(crate) fn forget(&mut self, tier: Tier) {
+        let guess = Self::guesses()[tier.index()];
+        self.learners[tier.index()] = Learner::new([guess.latency_s, guess.seconds_per_byte]);
+        self.largest_bytes[tier.index()] = 0;
+        self.finished[tier.index()] = 0;
+    }
+
     /// A finished transfer of `bytes` that started behind `queued_bytes`.
     pub(crate) fn observe(&mut self, tier: Tier, bytes: u64, elapsed: Duration, queued_bytes: u64) {
         if bytes == 0 {
