@@ -412,8 +412,9 @@ impl Shared {
     /// keep requests from asking.
     pub(crate) fn observe_reached(&self, tier: Tier) {
         let mut estimates = self.estimates();
-        estimates.speeds.forget(tier);
-        estimates.far_hit = estimates.far_hit.max(FAR_HIT_GUESS);
+        if estimates.speeds.forget_slowness(tier) {
+            estimates.far_hit = estimates.far_hit.max(FAR_HIT_GUESS);
+        }
     }
 
     /// A search in the tiers of other nodes is over.

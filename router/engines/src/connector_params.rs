@@ -21,7 +21,8 @@ impl ConnectorParams {
     /// retained is not for clients to say.
     #[must_use]
     pub fn beside(self, own: Option<&str>) -> Option<String> {
-        let is_claimed = own.is_some_and(|own| own.contains(RETAIN_SECONDS));
+        // Names may be spelled with escapes.
+        let is_claimed = own.is_some_and(|own| own.contains(RETAIN_SECONDS) || own.contains('\\'));
         if self == Self::default() && !is_claimed {
             return None;
         }
@@ -54,6 +55,8 @@ mod tests {
         assert_eq!(beside(of(None, None), own), None, "nothing to say");
         let claimed = "{\"kvasir_retain_seconds\":9999,\"other\":1}";
         assert_eq!(beside(of(None, None), claimed), Some(serde_json::json!({ "other": 1 })));
+        let escaped = "{\"kvasir_retain_\\u0073econds\":9999,\"other\":1}";
+        assert_eq!(beside(of(None, None), escaped), Some(serde_json::json!({ "other": 1 })));
         assert_eq!(of(None, None).beside(None), None);
         for nothing in [None, Some("null"), Some("[1]"), Some("\"text\"")] {
             let expected = "{\"kvasir_shared_blocks\":0}";

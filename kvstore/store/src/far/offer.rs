@@ -231,8 +231,10 @@ impl FarLinks {
         let held_max = self.held_max(tiers);
         let Some(at) = self.links.iter().position(|link| link.tier() == tier) else { return };
         let backlog = &mut self.backlogs[at];
-        (backlog.failures, backlog.paused_until) = (0, None);
-        backlog.hold(&tiers.shared.catalog, held_max);
+        if backlog.failures > 0 {
+            (backlog.failures, backlog.paused_until) = (0, None);
+            backlog.hold(&tiers.shared.catalog, held_max);
+        }
     }
 
     /// Offers what waits, as far as the tiers take it; false when nothing changed.

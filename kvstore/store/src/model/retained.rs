@@ -1,6 +1,7 @@
 //! The model's own book of retention: which blocks the store was asked to retain, and which it has promised to.
 
 use std::collections::{HashMap, HashSet};
+use std::iter::successors;
 use std::time::{Duration, Instant};
 
 use kvstore_block::BlockIdentity;
@@ -52,7 +53,7 @@ impl RetentionOracle {
     /// `may_lose`: blocks that nobody has forgotten may be lost.
     pub(super) fn check(&mut self, mover: &Mover, now: Instant, may_lose: bool) {
         let tiers = &mover.tiers;
-        tiers.retained.check();
+        tiers.retained.check(&tiers.shared);
         let (tier, pinned) = tiers.retained.pinned();
         let before_others: HashSet<BlockIdentity> = pinned.values().flatten().copied().collect();
         for identity in pinned.keys() {
@@ -63,16 +64,17 @@ impl RetentionOracle {
                 "a block is retained longer than anybody asked for"
             );
         }
-        // A block goes with those before it.
-        let is_forgotten = |identity: &BlockIdentity| {
-            let chain =
-                std::iter::successors(Some(*identity), |block| self.retained.get(block).copied().flatten());
-            chain.into_iter().any(|block| self.forgotten.contains(&block))
+        // A block goes with those before it; and, if its chain was not retained from its root on, when one before it comes that is not.
+        let chain =
+            |identity: &BlockIdentity| successors(Some(*identity), |block| *self.retained.get(block)?);
+        let is_excused = |identity: &BlockIdentity| {
+            chain(identity)
+                .any(|block| self.forgotten.contains(&block) || !self.retained.contains_key(&block))
         };
         let is_lost = |identity: &BlockIdentity| {
             self.promised.get(identity).is_some_and(|until| *until > now)
                 && !pinned.contains_key(identity)
-                && !is_forgotten(identity)
+                && !is_excused(identity)
         };
         assert!(may_lose || !self.retained.keys().any(is_lost), "a block is not retained any more");
         self.retained = pinned;

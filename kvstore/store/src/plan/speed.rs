@@ -51,6 +51,9 @@ impl TierSpeed {
 /// A transfer given up after so many times its expected time puts the speed in doubt. Below that it may be the usual spread.
 const DOUBTED_AFTER: u32 = 4;
 
+/// A transfer by which speeds are compared.
+const TYPICAL_BYTES: u64 = 1 << 20;
+
 /// What is known of all tiers.
 pub(crate) type SpeedSnapshot = [TierSpeed; TIERS];
 
@@ -90,12 +93,16 @@ impl TierSpeeds {
         ]
     }
 
-    /// What was measured of the tier does not hold any more.
-    pub(crate) fn forget(&mut self, tier: Tier) {
+    /// Starts again from the guess if the tier seems to be slower than that; whether it did.
+    pub(crate) fn forget_slowness(&mut self, tier: Tier) -> bool {
         let guess = Self::guesses()[tier.index()];
+        if self.snapshot_of(tier).expected(TYPICAL_BYTES, 0) <= guess.expected(TYPICAL_BYTES, 0) {
+            return false;
+        }
         self.learners[tier.index()] = Learner::new([guess.latency_s, guess.seconds_per_byte]);
         self.largest_bytes[tier.index()] = 0;
         self.finished[tier.index()] = 0;
+        true
     }
 
     /// A finished transfer of `bytes` that started behind `queued_bytes`.

@@ -125,7 +125,7 @@ impl Tiers {
             self.descriptions[slot as usize] = description;
             StoreCounters::add(origin.counter(&self.shared.counters), 1);
             self.tell_stored(identity);
-            self.pin_if_retained(&identity);
+            self.pin_if_retained(HOST, &identity);
         }
         is_new
     }

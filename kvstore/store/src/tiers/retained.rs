@@ -2,10 +2,10 @@
 //!
 //! With a disk that tier is the disk, else host memory. A block that is not there yet is awaited for [`AWAITED_MAX`], and pinned when it comes.
 //! A pinned block keeps those before it in its chain from being evicted, too. So a block is pinned only while the one before it is, which stays
-//! pinned as long: what cannot be evicted is what is counted. [`RetentionConfig::share`](crate::RetentionConfig) bounds it, and a
+//! pinned as long, or is not in the tier: what cannot be evicted is what is counted. [`RetentionConfig::share`](crate::RetentionConfig) bounds it, and a
 //! tenant with a quota has its share of that.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -26,6 +26,8 @@ use crate::shared::{DISK, HOST, Shared};
 const BLOCKS_PER_ROUND: usize = 256;
 /// How long a block is awaited that is nowhere on this node.
 const AWAITED_MAX: Duration = Duration::from_secs(60);
+/// How long one is awaited that may still come to the disk.
+const COMING_MAX: Duration = Duration::from_secs(600);
 
 /// Keeps a block in its tier.
 #[derive(Debug)]
@@ -44,11 +46,15 @@ enum Pin {
 #[derive(Debug)]
 struct Retention {
     until: Instant,
+    /// When the block was asked for last.
+    noted: Instant,
     /// Its entry in [`RetainedBlocks::wakes`].
     wake: Instant,
     /// The block before it, as the tier knows it; `None`: it has none, or was not in the tier yet.
     parent: Option<BlockIdentity>,
-    /// The tenant that the block counts against, and its pin; `None` while the block, or the one before it, is awaited.
+    /// Pinned blocks directly behind it.
+    pinned_children: usize,
+    /// The tenant that the block counts against, and its pin; `None` while the block is awaited.
     pin: Option<(TenantId, Pin)>,
 }
 
@@ -64,7 +70,7 @@ pub(crate) struct RetainedBlocks {
     of_tenants: HashMap<TenantId, usize>,
     retentions: HashMap<BlockIdentity, Retention>,
     /// Retentions by the blocks before theirs.
-    children: HashMap<BlockIdentity, Vec<BlockIdentity>>,
+    children: HashMap<BlockIdentity, HashSet<BlockIdentity>>,
     /// When each is looked at next.
     wakes: BTreeSet<(Instant, BlockIdentity)>,
     /// Requests that have not been taken in to their ends: the number of the next block, and when their retention ends.
@@ -103,17 +109,20 @@ impl RetainedBlocks {
 
     /// Panics when counts and tables disagree, or more is pinned than may be.
     #[cfg(test)]
-    pub(crate) fn check(&self) {
+    pub(crate) fn check(&self, shared: &Shared) {
         let mut of_tenants: HashMap<TenantId, usize> = HashMap::new();
         for (identity, retention) in &self.retentions {
             if let Some((tenant, _)) = &retention.pin {
                 *of_tenants.entry(*tenant).or_default() += 1;
                 let parent = retention.parent;
                 assert!(
-                    parent.is_none_or(|parent| self.is_pinned(&parent)),
+                    parent.is_none_or(|parent| self.is_pinned(&parent) || !shared.holds(self.tier, &parent)),
                     "a block before a retained one is not"
                 );
             }
+            let children = self.children.get(identity).into_iter().flatten();
+            let pinned = children.filter(|child| self.is_pinned(child)).count();
+            assert_eq!(pinned, retention.pinned_children, "pinned blocks behind one");
             if let Some(parent) = &retention.parent {
                 assert!(
                     self.children[parent].contains(identity),
@@ -121,7 +130,7 @@ impl RetainedBlocks {
                 );
             }
         }
-        let linked: usize = self.children.values().map(Vec::len).sum();
+        let linked: usize = self.children.values().map(HashSet::len).sum();
         let with_parents = self.retentions.values().filter(|retention| retention.parent.is_some()).count();
         assert_eq!(linked, with_parents, "children of retentions");
         assert_eq!(of_tenants, self.of_tenants, "blocks that are retained for each tenant");
@@ -136,9 +145,17 @@ impl RetainedBlocks {
         assert_eq!(self.wakes.len(), self.retentions.len(), "one wake for each retention");
     }
 
-    /// Whether the block is to be retained.
-    pub(super) fn is_wanted(&self, identity: &BlockIdentity) -> bool {
+    fn is_wanted(&self, identity: &BlockIdentity) -> bool {
         self.retentions.contains_key(identity)
+    }
+
+    /// Whether the block is to be retained, and there is room for it.
+    pub(super) fn wants_written(&self, identity: &BlockIdentity) -> bool {
+        self.pinned < self.blocks_max && self.is_wanted(identity)
+    }
+
+    fn awaited(&self) -> usize {
+        self.retentions.len() - self.pinned
     }
 
     fn is_pinned(&self, identity: &BlockIdentity) -> bool {
@@ -156,16 +173,18 @@ impl RetainedBlocks {
     /// Notes until when a block is to be retained; false when it is not there and as many are awaited as may be.
     fn note(&mut self, identity: BlockIdentity, until: Instant, now: Instant, shared: &Shared) -> bool {
         let Some(retention) = self.retentions.get_mut(&identity) else {
-            let awaited = self.retentions.len() - self.pinned;
-            if awaited >= self.blocks_max && !shared.holds(self.tier, &identity) {
+            if self.awaited() >= self.blocks_max && !shared.holds(self.tier, &identity) {
                 return false;
             }
             let wake = until.min(now + AWAITED_MAX);
             self.wakes.insert((wake, identity));
-            self.retentions.insert(identity, Retention { until, wake, parent: None, pin: None });
+            let children = self.children.get(&identity).into_iter().flatten();
+            let pinned_children = children.filter(|child| self.is_pinned(child)).count();
+            let retention = Retention { until, noted: now, wake, parent: None, pinned_children, pin: None };
+            self.retentions.insert(identity, retention);
             return true;
         };
-        retention.until = retention.until.max(until);
+        (retention.until, retention.noted) = (retention.until.max(until), now);
         if retention.pin.is_none() {
             let wake = retention.until.min(now + AWAITED_MAX);
             self.set_wake(identity, wake);
@@ -196,15 +215,15 @@ impl RetainedBlocks {
         let Some(lease) = shared.catalog.pin(self.tier, identity) else { return false };
         let parent = lease.parent();
         self.set_parent(identity, parent);
-        let missing = parent.filter(|parent| !self.is_pinned(parent));
-        if missing.is_some_and(|parent| self.is_wanted(&parent) || !shared.holds(self.tier, &parent)) {
+        let unpinned = parent.filter(|parent| !self.is_pinned(parent) && shared.holds(self.tier, parent));
+        if unpinned.is_some_and(|parent| self.is_wanted(&parent)) {
             // Its turn comes with the one before it.
             return false;
         }
         let tenant = shared.catalog.tenant_of(&lease).unwrap_or(quota::NOBODY);
         let of_tenant = self.of_tenants.get(&tenant).copied().unwrap_or(0);
         let is_over = tenant != quota::NOBODY && self.tenant_max.is_some_and(|most| of_tenant >= most);
-        if missing.is_some() || self.pinned >= self.blocks_max || is_over {
+        if unpinned.is_some() || self.pinned >= self.blocks_max || is_over {
             StoreCounters::add(&shared.counters.retention_refused, 1);
             self.remove(identity, shared);
             return false;
@@ -218,6 +237,9 @@ impl RetainedBlocks {
         retention.pin = Some((tenant, pin));
         self.pinned += 1;
         *self.of_tenants.entry(tenant).or_default() += 1;
+        if let Some(parent) = parent.and_then(|parent| self.retentions.get_mut(&parent)) {
+            parent.pinned_children += 1;
+        }
         shared.retained.store(self.pinned, Ordering::Relaxed);
         StoreCounters::add(&shared.counters.retention_pinned, 1);
         true
@@ -230,7 +252,7 @@ impl RetainedBlocks {
             return;
         }
         if let Some(parent) = parent {
-            self.children.entry(parent).or_default().push(*identity);
+            self.children.entry(parent).or_default().insert(*identity);
         }
         if let Some(before) = before {
             self.forget_child(&before, identity);
@@ -239,7 +261,7 @@ impl RetainedBlocks {
 
     fn forget_child(&mut self, parent: &BlockIdentity, identity: &BlockIdentity) {
         if let Some(children) = self.children.get_mut(parent) {
-            children.retain(|child| child != identity);
+            children.remove(identity);
             if children.is_empty() {
                 self.children.remove(parent);
             }
@@ -259,11 +281,12 @@ impl RetainedBlocks {
             }
         }
         shared.retained.store(self.pinned, Ordering::Relaxed);
-        // The one before it may have waited for this.
-        if let Some(parent) = parent
-            && let Some(until) =
-                self.retentions.get(&parent).filter(|parent| parent.pin.is_some()).map(|parent| parent.until)
-        {
+        let Some(parent) = parent else { return };
+        let Some(retention) = self.retentions.get_mut(&parent) else { return };
+        retention.pinned_children -= 1;
+        // Its time may have been over before this one's.
+        if retention.pinned_children == 0 && retention.pin.is_some() {
+            let until = retention.until;
             self.set_wake(parent, until);
         }
     }
@@ -320,26 +343,43 @@ impl RetainedBlocks {
         }
     }
 
+    /// The block has come into the tier. If it is not pinned, those behind it must not be: they would keep it there.
+    fn arrived(&mut self, tier: TierIndex, identity: &BlockIdentity, now: Instant, shared: &Shared) {
+        if tier != self.tier {
+            return;
+        }
+        self.pin(identity, shared);
+        if self.children.contains_key(identity) && !self.is_pinned(identity) {
+            self.unpin_all(identity, now, shared);
+        }
+    }
+
     /// Ends retentions that are due, some of them. `is_coming`: the block may still come to the tier.
     fn expire(&mut self, now: Instant, shared: &Shared, is_coming: impl Fn(&BlockIdentity) -> bool) {
         for _ in 0..BLOCKS_PER_ROUND {
             let Some(&(_, identity)) = self.wakes.first().filter(|(wake, _)| *wake <= now) else { return };
             let Some(retention) = self.retentions.get(&identity) else { return };
-            let (until, is_pinned) = (retention.until, retention.pin.is_some());
-            let mut children = self.children.get(&identity).into_iter().flatten();
+            let Retention { until, noted, pinned_children, .. } = *retention;
+            let was_pinned = retention.pin.is_some();
+            if !was_pinned && until > now {
+                self.pin(&identity, shared);
+            }
+            let is_pinned = self.is_pinned(&identity);
+            let is_awaited = now < noted + COMING_MAX && is_coming(&identity);
             let next = match is_pinned {
                 true if until > now => until,
                 // `unpin` of the last of them wakes it.
-                true if children.any(|child| self.is_pinned(child)) => now + AWAITED_MAX,
-                false if is_coming(&identity) => until.min(now + AWAITED_MAX),
+                true if pinned_children > 0 => now + AWAITED_MAX,
+                false if is_awaited => until.min(now + AWAITED_MAX),
                 _ => now,
             };
             if next > now {
                 self.set_wake(identity, next);
-                continue;
+            } else if self.is_wanted(&identity) {
+                StoreCounters::add(&shared.counters.retention_unmet, usize::from(!is_pinned));
+                self.unpin_all(&identity, now, shared);
+                self.remove(&identity, shared);
             }
-            StoreCounters::add(&shared.counters.retention_unmet, usize::from(!is_pinned));
-            self.remove(&identity, shared);
         }
     }
 }
@@ -347,6 +387,9 @@ impl RetainedBlocks {
 impl Tiers {
     /// Queues a retention request.
     pub(crate) fn retain(&mut self, request: Arc<RetentionRequest>, how_long: Duration) {
+        if self.retained.blocks_max == 0 {
+            return StoreCounters::add(&self.shared.counters.retention_refused, request.chain().len());
+        }
         self.retained.queue.push_back((request, 0, self.now + how_long));
     }
 
@@ -366,11 +409,16 @@ impl Tiers {
                 continue;
             }
             retained.pin(&identity, shared);
+            if retained.awaited() > retained.blocks_max && !retained.is_pinned(&identity) {
+                StoreCounters::add(&shared.counters.retention_refused, 1);
+                retained.cancel(&identity, self.now, shared);
+            }
             self.write_if_retained(identity);
         }
         let Self { retained, shared, disk, .. } = self;
         let is_coming = |identity: &BlockIdentity| {
-            disk.as_ref().is_some_and(|disk| disk.writes.contains(identity) || shared.holds(HOST, identity))
+            let is_on_host_alone = shared.holds(HOST, identity) && !shared.holds(DISK, identity);
+            disk.as_ref().is_some_and(|disk| disk.writes.contains(identity) || is_on_host_alone)
         };
         retained.expire(self.now, shared, is_coming);
         !retained.queue.is_empty()
@@ -383,14 +431,14 @@ impl Tiers {
             return;
         };
         let is_here_alone = self.shared.holds(HOST, &identity) && !self.shared.holds(DISK, &identity);
-        if is_here_alone && !disk.writes.contains(&identity) && self.retained.is_wanted(&identity) {
+        if is_here_alone && !disk.writes.contains(&identity) && self.retained.wants_written(&identity) {
             self.write_through(identity);
         }
     }
 
     /// The block has come into a tier: it is pinned there if it is to be retained.
-    pub(super) fn pin_if_retained(&mut self, identity: &BlockIdentity) {
-        let Self { retained, shared, .. } = self;
-        retained.pin(identity, shared);
+    pub(super) fn pin_if_retained(&mut self, tier: TierIndex, identity: &BlockIdentity) {
+        let Self { retained, shared, now, .. } = self;
+        retained.arrived(tier, identity, *now, shared);
     }
 }

@@ -192,7 +192,7 @@ impl Tiers {
         if is_there || !is_wanted || !disk.link.has_room() || description.meta.len() > crate::META_BYTES_MAX {
             return Err(hold.into());
         }
-        if !disk.gate.admits(identity, bytes, self.retained.is_wanted(&identity)) {
+        if !disk.gate.admits(identity, bytes, self.retained.wants_written(&identity)) {
             StoreCounters::add(&self.shared.counters.not_admitted, 1);
             return Err(hold.into());
         }
@@ -267,7 +267,7 @@ impl Tiers {
             if let Registered::New = complete.register(identity, parent, cost) {
                 StoreCounters::add(&self.shared.counters.to_disk, 1);
                 self.tell(Moved::Stored { identity, medium: Medium::Disk });
-                self.pin_if_retained(&identity);
+                self.pin_if_retained(DISK, &identity);
             }
         } else {
             disk.slots.forget(slot);

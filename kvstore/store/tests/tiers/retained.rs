@@ -131,13 +131,20 @@ fn a_block_is_retained_only_with_those_before_it() {
     assert_eq!(rig.store.retained_blocks(), 6, "the last one needs the others");
     rig.store.forget(talk[5..].to_vec());
     wait_for(&mut rig, "the time of the others is over", |rig| rig.store.retained_blocks() == 0);
-    // The last one comes first: it waits for those before it.
+    // The last one comes first, and is retained with the one before it when that has come.
     let other = chain(2, 2);
     rig.store.retain(&other, HOUR).expect("few are inside");
     rig.offload(&other, 1);
-    assert_eq!((rig.store.retained_blocks(), rig.store.look_up(&other[1..])), (0, 1));
+    wait_for(&mut rig, "alone", |rig| rig.store.retained_blocks() == 1);
     rig.offload(&other, 0);
     wait_for(&mut rig, "both", |rig| rig.store.retained_blocks() == 2);
+    // If the one before it is not to be retained, it is not either.
+    let third = chain(3, 2);
+    rig.store.retain(&third[1..], HOUR).expect("few are inside");
+    rig.offload(&third, 1);
+    wait_for(&mut rig, "alone", |rig| rig.store.retained_blocks() == 3);
+    rig.offload(&third, 0);
+    wait_for(&mut rig, "neither", |rig| rig.store.retained_blocks() == 2);
 }
 
 /// A disk that takes only blocks which are seen twice takes those that are to be retained at once.

@@ -320,7 +320,7 @@ async fn legs(
         let answer = PrefillAnswer::parse(answer).map_err(unmade)?;
         // A prefill that ended with its first token left no blocks behind: the decode worker computes that token itself.
         let decode = match decode_leg(protocol, body, &pairing, Some(&answer)) {
-            Err(_) if answer.is_complete() => body.clone(),
+            Err(_) if answer.is_complete() => told(body, ConnectorParams::default()).into_owned(),
             leg => leg.map_err(unmade)?,
         };
         let (mut decode_call, mut span) = call(generation, &decode, &route.decode, names::span::DECODE);
