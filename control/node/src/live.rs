@@ -189,6 +189,6 @@ mod tests {
                 tried += 1;
             }
         }
-        assert!(live == 18 && tried > 100, "{live} of {tried} keys are live");
+        assert!(live == 19 && tried > 100, "{live} of {tried} keys are live");
     }
 }

@@ -543,3 +543,48 @@ fn pools_that_come_and_go_leave_nothing_behind() {
     }
     pools.iter().flatten().for_each(|pool| pool.wait("leases", |leases| leases == 0));
 }
+
+/// Pools die again and again while blocks come and go, and come back at their addresses: afterwards blocks are shared at once, both ways.
+#[test]
+fn pools_that_died_often_are_shared_as_before() {
+    const ROUNDS: u64 = 120;
+    let random = &mut Random(seed(2021));
+    let mut pools: Vec<Pool> = (0..2).map(|_| Pool::new(Transport::Tcp, 256, SLOT, loopback(0))).collect();
+    let far = nodes(&[&pools[0], &pools[1]]).replace("2s", "300ms");
+    let listens: Vec<SocketAddr> = pools
+        .iter()
+        .map(|pool| pool.address.strip_prefix("tcp:").and_then(|text| text.parse().ok()).expect("an address"))
+        .collect();
+    let (one, _saved, of_one) = store(&far, random);
+    let (two, _loaded, of_two) = store(&far, random);
+    for round in 0..ROUNDS {
+        let ((names, blocks), (others, other_blocks)) = (chain(5000 + round, 20), chain(9000 + round, 20));
+        one.save(of_one, &names, &blocks);
+        two.save(of_two, &others, &other_blocks);
+        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        let victim = random.below(2) as usize;
+        let dead = pools.remove(victim);
+        if round % 3 == 0 {
+            fetch(&two, &names, 0);
+            fetch(&one, &others, 0);
+        }
+        drop(dead);
+        std::thread::sleep(Duration::from_micros(random.below(3000)));
+        pools.insert(victim, Pool::new(Transport::Tcp, 256, SLOT, listens[victim]));
+    }
+    for ((from, of_from, to), first) in [((&one, of_one, &two), 20_000), ((&two, of_two, &one), 30_000)] {
+        let started = Instant::now();
+        let mut number = first;
+        loop {
+            let (names, blocks) = chain(number, 20);
+            from.save(of_from, &names, &blocks);
+            std::thread::sleep(Duration::from_millis(100));
+            if fetch(to, &names, 0) == 20 {
+                break;
+            }
+            assert!(started.elapsed() < Duration::from_secs(30), "blocks are not shared any more");
+            number += 1;
+        }
+        println!("shared after {:?}, {} chains", started.elapsed(), number - first + 1);
+    }
+}

@@ -239,3 +239,89 @@ fn a_late_reader_is_fenced_over_shared_memory() {
     let mut client = client(fabric, &[PoolNode { name: "store".to_owned(), address }]);
     is_fenced(&mut client, &own, &service);
 }
+
+/// A node dies in the middle of reads and writes, again and again, and comes back at its address: what was under way ends, nothing of
+/// it stays, and afterwards everything goes as at the start.
+#[test]
+fn a_node_that_dies_again_and_again_over_tcp_serves_when_it_is_back() {
+    const ROUNDS: u64 = 24;
+    const CHAIN: usize = 60;
+    let (client_slots, mut now) = (slots("client", 256, SLOT_BYTES), Instant::now());
+    let fabric = TcpFabric::new(Arc::clone(client_slots.slab()), None, TcpConfig::default()).expect("fabric");
+    let counters = Arc::new(RemoteCounters::default());
+    let config = RemoteConfig {
+        open_first: Duration::from_millis(1),
+        open_max: Duration::from_millis(20),
+        request_timeout: Duration::from_secs(4),
+        transfer_timeout: Duration::from_secs(4),
+        ..RemoteConfig::default()
+    };
+    let mut pool = RemotePool::new(fabric, config, Arc::clone(&counters), now).expect("client");
+    let mut address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let mut random = 7_u64;
+    for round in 0..=ROUNDS {
+        let server_slots = slots("server", 256, SLOT_BYTES);
+        let fabric = TcpFabric::new(Arc::clone(server_slots.slab()), Some(address), TcpConfig::default())
+            .expect("fabric");
+        address = fabric.listening_on().expect("bound");
+        let service = serve(fabric, &server_slots);
+        let node = PoolNode { name: "store".to_owned(), address: address.to_string() };
+        pool.set_nodes(&[node], now).expect("a node");
+        let (started, mut outcomes) = (Instant::now(), Vec::new());
+        while pool.usable_nodes() == 0 {
+            pool.poll(Instant::now(), &mut outcomes);
+            assert!(started.elapsed() < PATIENCE, "round {round}: never usable");
+            std::thread::yield_now();
+        }
+        let (own, other) = (chain(round, CHAIN), chain(1000 + round, CHAIN));
+        now = Instant::now();
+        let blocks = |chain: &[_]| {
+            (0..CHAIN).map(|at| block(chain, at, &client_slots, config.group_blocks).expect("slot")).collect()
+        };
+        pool.store(blocks(&own), now + PATIENCE, now).expect("room");
+        if round == ROUNDS {
+            // The node's last death may not have been noticed yet.
+            let mut stored = outcome(&mut pool);
+            while !matches!(&stored, Outcome::Stored { results, .. } if results[..] == [StoreResult::Stored; CHAIN])
+            {
+                assert!(now.elapsed() < PATIENCE, "{stored:?}");
+                let again = Instant::now();
+                pool.store(blocks(&own), again + PATIENCE, again).expect("room");
+                stored = outcome(&mut pool);
+            }
+            let targets = (0..CHAIN).map(|_| client_slots.acquire().expect("slot")).collect();
+            pool.fetch(&own, 0, targets, Instant::now() + PATIENCE, Instant::now()).expect("room");
+            let fetched = outcome(&mut pool);
+            assert!(
+                matches!(&fetched, Outcome::Fetched { blocks, .. } if blocks.len() == CHAIN),
+                "{fetched:?}"
+            );
+            return;
+        }
+        // Some are there, to be read while others are written.
+        let mut started = 1;
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        if round % 2 == 0 {
+            drop(outcome(&mut pool));
+            started = 2;
+            let targets = (0..CHAIN).map(|_| client_slots.acquire().expect("slot")).collect();
+            pool.fetch(&own, 0, targets, Instant::now() + PATIENCE, Instant::now()).expect("room");
+            pool.store(blocks(&other), now + PATIENCE, now).expect("room");
+        }
+        let until = Instant::now() + Duration::from_micros((random >> 33) % 8000);
+        while Instant::now() < until {
+            pool.poll(Instant::now(), &mut outcomes);
+        }
+        drop(service);
+        while !(outcomes.len() >= started && pool.is_idle()) {
+            pool.poll(Instant::now(), &mut outcomes);
+            assert!(now.elapsed() < PATIENCE, "round {round}: {} of {started} have ended", outcomes.len());
+            std::thread::yield_now();
+        }
+        let transfers =
+            || counters.nodes().iter().map(|(_, node)| counted(&node.snapshot(), "transfers")).sum::<u64>();
+        assert_eq!(transfers(), 0, "round {round}: transfers that never ended");
+        drop(outcomes);
+        assert_eq!(client_slots.used_count(), 0, "round {round}: slots that never came back");
+    }
+}
