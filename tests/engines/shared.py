@@ -36,6 +36,7 @@ REST_SECONDS = 20
 # have a core for each pool there is no such wait; here pools come first instead.
 POOL_FIRST = ("chrt", "--fifo", "1")
 AGAIN_MAX = 40  # prompts after the kills until blocks are shared again
+AGAIN_SECONDS = 1.2  # that each of them may take to reach the pools
 
 
 def may_come_first():
@@ -262,18 +263,21 @@ class Check(offload.Check):
         text = f"after {len(victims)} kills ({victims.count('Pool')} of pools)"
         self.say(*tally.result(text))
         self.say(slowest < 60, f"the slowest answer took {slowest:.1f} s; {lost} were asked of an engine that was killed")
-        # What is computed from now on is shared again, both ways, once the engines have learnt that the pools answer: to ask them did not
-        # pay while they were killed. The smaller host tier has no room for a burst of a long prompt.
+        # What is computed from now on is shared again, both ways, once the engines have reached the pools, which takes a client 10 s at
+        # most, and have learnt that they answer: to ask them did not pay while they were killed. What is computed before may be evicted
+        # before it is sent. The smaller host tier has no room for a burst of a long prompt.
         for one, other, count in ((self, self.other, offload.SHORT), (self.other, self, offload.LONG)):
             for attempt in range(1, AGAIN_MAX + 1):
                 fresh = [self.prompt(count, 1)]
                 before = self.count("registered_blocks_total")
                 blocks = sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in one.ask_all(fresh))
-                wanted = before + blocks
-                engines.wait("its blocks in the pools", lambda: self.count("registered_blocks_total") >= wanted, 60)
+                wanted, until = before + blocks, time.monotonic() + AGAIN_SECONDS
+                while self.count("registered_blocks_total") < wanted and time.monotonic() < until:
+                    time.sleep(0.05)
                 answers = other.ask_all(fresh)
                 if attempt == AGAIN_MAX or any(answer.cached for answer in answers):
                     break
+                time.sleep(AGAIN_SECONDS / 4)
             print(f"  after {attempt} prompt{'s' if attempt > 1 else ''}:", flush=True)
             self.cached("after the kills, of what the other engine computed", answers)
 

@@ -2,7 +2,9 @@
 //! then until it answers.
 //!
 //! Waits double up to a maximum and are shortened by up to half at random, so that the clients of a node that
-//! restarts do not all come at once. Requests never pay for a probe: it is a message of its own.
+//! restarts do not all come at once. They start anew after a request that was answered, and for a node that was asked for at least as
+//! long as it would now be left alone: one that restarts now and then is found again at once, also by a client that had nothing to ask.
+//! Requests never pay for a probe: it is a message of its own.
 
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,8 @@ pub(crate) struct Breaker {
     state: BreakerState,
     failures_in_row: u32,
     opened_in_row: u32,
+    /// Since when it is asked, while it is.
+    closed_at: Instant,
 }
 
 /// Doublings after which the wait has surely reached its maximum.
@@ -36,7 +40,12 @@ const DOUBLINGS_MAX: u32 = 16;
 impl Breaker {
     /// Open until now: a new node is probed at once.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { state: BreakerState::Open { until: now }, failures_in_row: 0, opened_in_row: 0 }
+        Self {
+            state: BreakerState::Open { until: now },
+            failures_in_row: 0,
+            opened_in_row: 0,
+            closed_at: now,
+        }
     }
 
     pub(crate) fn state(&self) -> BreakerState {
@@ -64,7 +73,12 @@ impl Breaker {
 
     pub(crate) fn open(&mut self, now: Instant, wait: (Duration, Duration), random: u64) {
         let (first, most) = wait;
-        let whole = first.saturating_mul(1 << self.opened_in_row.min(DOUBLINGS_MAX)).min(most);
+        let wait_after = |opened: u32| first.saturating_mul(1 << opened.min(DOUBLINGS_MAX)).min(most);
+        let was_asked = self.state == BreakerState::Closed;
+        if was_asked && now.saturating_duration_since(self.closed_at) >= wait_after(self.opened_in_row) {
+            self.opened_in_row = 0;
+        }
+        let whole = wait_after(self.opened_in_row);
         let half_nanos = (whole.as_nanos() / 2).max(1) as u64;
         let until = now + whole - Duration::from_nanos(random % half_nanos);
         self.opened_in_row = self.opened_in_row.saturating_add(1);
@@ -76,8 +90,11 @@ impl Breaker {
         self.state = BreakerState::Probing { until };
     }
 
-    pub(crate) fn close(&mut self) {
+    pub(crate) fn close(&mut self, now: Instant) {
         self.failures_in_row = 0;
+        if self.state != BreakerState::Closed {
+            self.closed_at = now;
+        }
         self.state = BreakerState::Closed;
     }
 }
@@ -100,11 +117,39 @@ mod tests {
             assert!(until >= now + Duration::from_millis(whole_ms / 2) && Some(until) < breaker.deadline());
         }
         breaker.probe(now);
-        breaker.close();
+        breaker.close(now);
         assert!(!breaker.failure(3) && !breaker.failure(3));
         breaker.success();
         assert!(!breaker.failure(3) && !breaker.failure(3) && breaker.failure(3));
         breaker.open(now, wait, 0);
         assert_eq!(breaker.deadline(), Some(now + wait.0), "a success starts the waits anew");
+    }
+
+    #[test]
+    fn a_node_that_was_there_for_long_is_left_alone_for_the_first_wait_only() {
+        let start = Instant::now();
+        let wait = (Duration::from_millis(100), Duration::from_secs(10));
+        let mut breaker = Breaker::new(start);
+        (0..4).for_each(|_| breaker.open(start, wait, 0));
+        breaker.close(start);
+        // Answered again while it is asked: it has been asked since the first answer.
+        let soon = start + Duration::from_millis(1599);
+        breaker.close(soon);
+        breaker.open(soon, wait, 0);
+        assert_eq!(breaker.deadline(), Some(soon + Duration::from_millis(1600)), "gone again too soon");
+        breaker.close(soon);
+        let later = soon + Duration::from_millis(3200);
+        breaker.open(later, wait, 0);
+        assert_eq!(
+            breaker.deadline(),
+            Some(later + wait.0),
+            "there as long as it would have been left alone"
+        );
+        breaker.open(later, wait, 0);
+        assert_eq!(
+            breaker.deadline(),
+            Some(later + 2 * wait.0),
+            "time in which it was not asked does not count"
+        );
     }
 }

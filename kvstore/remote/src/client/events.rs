@@ -81,7 +81,7 @@ impl<F: Fabric> RemotePool<F> {
             Message::Load { request, .. } => {
                 let known = self.answered(request, peer);
                 if let Some((known, node)) = known.zip(self.nodes.get_mut(&id)) {
-                    node.breaker.close();
+                    node.breaker.close(now);
                     if node.latency.is_zero() {
                         node.note_latency(now.saturating_duration_since(known.sent_at));
                     }
