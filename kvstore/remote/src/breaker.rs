@@ -30,7 +30,7 @@ pub(crate) struct Breaker {
     state: BreakerState,
     failures_in_row: u32,
     opened_in_row: u32,
-    /// Since when it is asked, while it is.
+    /// When the breaker closed last: the node has been asked since then, while the breaker is closed.
     closed_at: Instant,
 }
 

@@ -36,6 +36,8 @@ const FOUND_AGE_MAX: Duration = Duration::from_secs(60);
 const FOUND_MAX: usize = 1024;
 /// Groups of blocks that nodes are asked to retain in a turn.
 const RETAINED_GROUPS_PER_TURN: usize = 64;
+/// Retention requests that may wait for their turn; further ones are lost.
+const RETENTIONS_MAX: usize = 1024;
 /// Commands taken in before the rest of a turn.
 const COMMANDS_PER_TURN: usize = 256;
 /// Bytes of blocks on their way out that are read in a turn: look-ups, reads and deadlines come in between.
@@ -419,7 +421,11 @@ impl<F: Fabric> Driver<F> {
                 }
             }
             Command::Offer(offer) => self.offers.push(offer),
-            Command::Retain { request, how_long } => self.retentions.push_back((request, 0, how_long)),
+            Command::Retain { request, how_long } => {
+                if self.retentions.len() < RETENTIONS_MAX {
+                    self.retentions.push_back((request, 0, how_long));
+                }
+            }
         }
     }
 

@@ -42,13 +42,13 @@ enum Pin {
     Planted,
 }
 
-/// One block's retention.
+/// The retention of one block.
 #[derive(Debug)]
 struct Retention {
     until: Instant,
     /// When the block was asked for last.
     noted: Instant,
-    /// Its entry in [`RetainedBlocks::wakes`].
+    /// The entry of this retention in [`RetainedBlocks::wakes`].
     wake: Instant,
     /// The block before it, as the tier knows it; `None`: it has none, or was not in the tier yet.
     parent: Option<BlockIdentity>,
@@ -217,7 +217,7 @@ impl RetainedBlocks {
         self.set_parent(identity, parent);
         let unpinned = parent.filter(|parent| !self.is_pinned(parent) && shared.holds(self.tier, parent));
         if unpinned.is_some_and(|parent| self.is_wanted(&parent)) {
-            // Its turn comes with the one before it.
+            // The turn of this block comes with the one before it.
             return false;
         }
         let tenant = shared.catalog.tenant_of(&lease).unwrap_or(quota::NOBODY);
@@ -284,7 +284,7 @@ impl RetainedBlocks {
         let Some(parent) = parent else { return };
         let Some(retention) = self.retentions.get_mut(&parent) else { return };
         retention.pinned_children -= 1;
-        // Its time may have been over before this one's.
+        // The retention of the parent may have been over before this one.
         if retention.pinned_children == 0 && retention.pin.is_some() {
             let until = retention.until;
             self.set_wake(parent, until);
