@@ -36,8 +36,6 @@ const FOUND_AGE_MAX: Duration = Duration::from_secs(60);
 const FOUND_MAX: usize = 1024;
 /// Groups of blocks that nodes are asked to retain in a turn.
 const RETAINED_GROUPS_PER_TURN: usize = 64;
-/// Retention requests that may wait for their turn; further ones are lost.
-const RETENTIONS_MAX: usize = 1024;
 /// Commands taken in before the rest of a turn.
 const COMMANDS_PER_TURN: usize = 256;
 /// Bytes of blocks on their way out that are read in a turn: look-ups, reads and deadlines come in between.
@@ -234,7 +232,8 @@ struct Driver<F> {
     offers: OfferQueue,
     /// Nodes that were asked after the last turn.
     usable_nodes: usize,
-    /// Retention requests, with the next block that nodes are to be asked for, and the time.
+    /// Retention requests, with the next block that nodes are to be asked for, and the time. Each counts among those that may wait in a
+    /// store until it is dropped, which bounds them.
     retentions: VecDeque<(Arc<RetentionRequest>, usize, Duration)>,
     /// Blocks on their way out that stay where they are until they have arrived.
     sent: HashMap<Ticket, Box<Offer>>,
@@ -421,11 +420,7 @@ impl<F: Fabric> Driver<F> {
                 }
             }
             Command::Offer(offer) => self.offers.push(offer),
-            Command::Retain { request, how_long } => {
-                if self.retentions.len() < RETENTIONS_MAX {
-                    self.retentions.push_back((request, 0, how_long));
-                }
-            }
+            Command::Retain { request, how_long } => self.retentions.push_back((request, 0, how_long)),
         }
     }
 
