@@ -48,10 +48,11 @@ struct request {
 	u32 cmd_flags;
 } KERNEL_TYPE;
 
-/* A request of a client on a connection: when it began to come, and whether the engine has read of it. */
+/* What a client has asked on a connection. A next request may come before the call that sent the last answer has ended, whose
+ * tracepoint comes only then: what was not read and what was not answered are kept apart. */
 struct asked {
-	u64 arrived;
-	u64 is_read;
+	u64 unread_since; /* when the first bytes came that the engine has not read, or 0 */
+	u64 arrived;      /* when the request came that the engine has read and not answered, or 0 */
 };
 
 struct issued {
@@ -144,15 +145,22 @@ int request_arrives(u64 *context)
 	struct sk_buff *skb = (struct sk_buff *)context[1];
 	u64 key = context[0];
 	struct asked fresh = {};
+	struct asked *asked;
 	u8 words = 0;
 
-	if (!engine_of((struct sock *)context[0]) || map_lookup(&asked_of, &key))
+	if (!engine_of((struct sock *)context[0]))
+		return 0;
+	asked = map_lookup(&asked_of, &key);
+	if (asked && asked->unread_since)
 		return 0;
 	/* skb->data is at the TCP header, whose length in words is in the upper half of its byte 12. */
 	if (probe_read_kernel(&words, 1, skb->data + 12) || skb->len <= (words >> 4) * 4u)
 		return 0;
-	fresh.arrived = now_ns();
-	map_update(&asked_of, &key, &fresh, UPDATE_ANY);
+	fresh.unread_since = now_ns();
+	if (asked)
+		asked->unread_since = fresh.unread_since;
+	else
+		map_update(&asked_of, &key, &fresh, UPDATE_ANY);
 	return 0;
 }
 
@@ -170,10 +178,14 @@ int request_read(u64 *context)
 	if (!engine)
 		return 0;
 	asked = map_lookup(&asked_of, &key);
-	if (asked && !asked->is_read) {
-		asked->is_read = 1;
+	if (!asked || !asked->unread_since)
+		return 0;
+	/* What comes before an answer belongs to the same request. */
+	if (!asked->arrived) {
+		asked->arrived = asked->unread_since;
 		record(*engine, READ_LATE, now_ns() - asked->arrived);
 	}
+	asked->unread_since = 0;
 	return 0;
 }
 
@@ -191,9 +203,9 @@ int answer_begins(u64 *context)
 	if (!engine)
 		return 0;
 	asked = map_lookup(&asked_of, &key);
-	if (asked) {
+	if (asked && asked->arrived) {
 		record(*engine, FIRST_BYTE, now_ns() - asked->arrived);
-		map_delete(&asked_of, &key);
+		asked->arrived = 0;
 	}
 	return 0;
 }

@@ -12,6 +12,9 @@ const READS_AFTER: Duration = Duration::from_millis(40);
 const ANSWERS_AFTER: Duration = Duration::from_millis(60);
 const REQUESTS: u64 = 10;
 
+/// Requests that come at once after an answer, most of them before the engine's call that sent it has ended.
+const REQUESTS_AT_ONCE: u64 = 20_000;
+
 fn attached() -> Option<EngineProbe> {
     match EngineProbe::attach() {
         Ok(probe) => Some(probe),
@@ -42,8 +45,9 @@ fn requests_that_wait_for_the_engine_are_told_from_those_that_it_computes() {
     let engine = WatchedEngine { netns: netns(), port: address.port(), processes: vec![std::process::id()] };
     probe.watch(3, &engine).expect("watched");
     let before = probe.times(3).expect("times");
+    let first = listener.try_clone().expect("the same port");
     let serving = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a client");
+        let (mut stream, _) = first.accept().expect("a client");
         stream.set_nodelay(true).expect("set");
         let mut request = [0; 64];
         for _ in 0..REQUESTS {
@@ -81,6 +85,28 @@ fn requests_that_wait_for_the_engine_are_told_from_those_that_it_computes() {
     let late = at(&times.read_late);
     assert!(late >= READS_AFTER - Duration::from_millis(5) && late < at(&times.first_byte), "{late:?}");
     assert!(times.run_queue.count() >= REQUESTS);
+    drop(client);
+
+    let before = probe.times(3).expect("times");
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        stream.set_nodelay(true).expect("set");
+        let mut request = [0; 5];
+        for _ in 0..REQUESTS_AT_ONCE {
+            stream.read_exact(&mut request).expect("a request");
+            stream.write_all(b"answer").expect("sent");
+        }
+    });
+    let mut client = TcpStream::connect(address).expect("the engine");
+    client.set_nodelay(true).expect("set");
+    let mut answer = [0; 6];
+    for _ in 0..REQUESTS_AT_ONCE {
+        client.write_all(b"hello").expect("sent");
+        client.read_exact(&mut answer).expect("an answer");
+    }
+    serving.join().expect("no panic");
+    let times = probe.times(3).expect("times").since(&before);
+    assert_eq!((times.read_late.count(), times.first_byte.count()), (REQUESTS_AT_ONCE, REQUESTS_AT_ONCE));
     assert_eq!(probe.times(2).expect("times"), EngineTimes::default(), "another number is another engine");
 
     // Watched no more: another engine has its number.
