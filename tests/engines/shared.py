@@ -280,6 +280,13 @@ class Check(offload.Check):
                 time.sleep(AGAIN_SECONDS / 4)
             print(f"  after {attempt} prompt{'s' if attempt > 1 else ''}:", flush=True)
             self.cached("after the kills, of what the other engine computed", answers)
+        for check in checks:
+            # Told with a step of the engine, at most once in a second.
+            time.sleep(1.1)
+            check.ask(self.prompt(3, 1))
+            usable, failures = (int(check.counter(f"node_{name}")) for name in ("usable", "failures"))
+            text = f"{usable} of {len(self.pools)} pools are usable by {check.url}; it left pools alone {failures} times"
+            self.say(usable == len(self.pools), text)
 
     def at_rest(self, when="at rest"):
         engines.wait("leases to end", lambda: self.count("leases") == 0, REST_SECONDS)

@@ -80,9 +80,9 @@ fn pool_node(scratch: &Scratch, transport: &str) -> (Process, String) {
     (process, format!("{transport}:{address}"))
 }
 
-/// What was computed comes back, equal, after the worker was killed, from the only tier that outlives it. Returns how many
-/// blocks came.
-fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> f64 {
+/// What was computed comes back, equal, after the worker was killed, from the only tier that outlives it; some blocks
+/// came from there.
+fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> Cluster {
     let config = format!("[engine]\nblocks = 300\n[host_tier]\ncapacity = \"16 MiB\"\n{tier}");
     let mut cluster = Cluster::start(&format!("far-{name}"), &["both"], &config);
     let expected: Vec<Value> = (0..3).map(|seed| answer_to(&cluster, seed, tokens).0).collect();
@@ -100,7 +100,8 @@ fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> f64 {
     }
     let from_far = cluster.workers[0].metric("kvasir_host_far_read_blocks_total");
     println!("{name}: {from_far} blocks came from there; output equal");
-    from_far
+    assert!(from_far > 0.0, "{name}");
+    cluster
 }
 
 #[test]
@@ -109,7 +110,10 @@ fn another_nodes_memory_serves_what_this_node_has_lost() {
         let scratch = Scratch::new(&format!("store-node-{transport}"));
         let (_node, name) = pool_node(&scratch, &transport);
         let tier = format!("[remote_tier]\nnodes = [\"a={name}\"]\ndeadline = \"2s\"\n");
-        assert!(comes_back_from_afar(&transport, &tier, PREFIX) > 0.0, "{transport}");
+        let cluster = comes_back_from_afar(&transport, &tier, PREFIX);
+        let of_node = |name: &str| cluster.workers[0].metric(&format!("kvasir_remote_node_{name}"));
+        assert_eq!((of_node("usable"), of_node("damaged_blocks_total")), (1.0, 0.0), "{transport}");
+        assert!(of_node("hit_blocks_total") > 0.0, "{transport}");
     }
 }
 
@@ -119,7 +123,7 @@ fn objects_serve_what_this_node_has_lost() {
     let tier =
         format!("[object_tier]\nurl = \"file://{}\"\nrun = \"8\"\ndeadline = \"5s\"\n", folder.0.display());
     // Objects are only worth a question when computing takes long.
-    assert!(comes_back_from_afar("objects", &tier, 3600) > 0.0);
+    comes_back_from_afar("objects", &tier, 3600);
 }
 
 struct Resp(BufReader<TcpStream>);

@@ -15,6 +15,7 @@ use kvstore_store::{
     BandwidthLimit, BandwidthTier, DiskEngine, DiskTier, DiskTierConfig, HostTier, Moved, RetentionConfig,
     ReturnConfig, Store, StoreBuilder, StoreConfig, Survivor, WriteMode,
 };
+use router_engines::exposition;
 
 use crate::rails;
 
@@ -52,7 +53,7 @@ impl TierCounters {
     pub(crate) fn render(&self, out: &mut String) {
         let mut write = |tier: &str, counters: &[(&'static str, &'static str, u64)]| {
             for (name, help, value) in counters {
-                router_engines::exposition::metric(out, &format!("kvasir_{tier}_{name}"), help, *value);
+                exposition::metric(out, &format!("kvasir_{tier}_{name}"), help, *value);
             }
         };
         if let Some(disk) = &self.disk {
@@ -64,6 +65,21 @@ impl TierCounters {
         if let Some(object) = &self.object {
             write("object", &object.snapshot());
         }
+        if let Some(remote) = &self.remote {
+            node_metrics(out, remote);
+        }
+    }
+}
+
+/// State and counters of each node of the remote tier.
+fn node_metrics(out: &mut String, remote: &RemoteCounters) {
+    let nodes = remote.nodes();
+    let counted: Vec<_> =
+        nodes.iter().map(|(name, node)| (exposition::label("node", name), node.snapshot())).collect();
+    let Some((_, first)) = counted.first() else { return };
+    for (at, (name, help, _)) in first.iter().enumerate() {
+        let series = counted.iter().map(|(labels, values)| (labels.as_str(), values[at].2));
+        exposition::family(out, &format!("kvasir_remote_node_{name}"), help, series);
     }
 }
 

@@ -314,6 +314,29 @@ typedef struct kvasir_kv_statistics {
  */
 int32_t kvasir_kv_stats(kvasir_kv *handle, kvasir_kv_statistics *statistics, size_t bytes);
 
+/* One node of [remote_tier] as this store sees it. Later versions append fields. */
+typedef struct kvasir_kv_node_statistics {
+    char name[128];          /* as in `remote_tier.nodes`; longer names are cut */
+    uint64_t is_usable;      /* 1 while it is asked; 0 while it cannot be reached, or failed and is left alone */
+    uint64_t latency_us;     /* of a look-up, smoothed */
+    uint64_t requests;       /* sent to it */
+    uint64_t timeouts;       /* requests that it did not answer in time */
+    uint64_t refused;        /* requests that it had no room for */
+    uint64_t failures;       /* times that it was left alone because it could not be reached or failed */
+    uint64_t read_blocks;    /* read and verified, or read in its memory */
+    uint64_t read_bytes;     /* of blocks read and verified */
+    uint64_t damaged_blocks; /* read with a wrong checksum */
+    uint64_t stored_blocks;  /* that it has taken */
+    uint64_t leases;         /* held there now */
+} kvasir_kv_node_statistics;
+
+/*
+ * Writes state and counters of at most `room` nodes, in the configuration's order, each into `node_bytes` bytes
+ * (sizeof(kvasir_kv_node_statistics); of a shorter structure the first fields are written); `*count` is how many there are, 0
+ * without [remote_tier]. `nodes` may be null when `room` is 0.
+ */
+int32_t kvasir_kv_nodes(kvasir_kv *handle, kvasir_kv_node_statistics *nodes, size_t node_bytes, size_t room, size_t *count);
+
 typedef enum kvasir_kv_event_kind { KVASIR_KV_STORED = 1, KVASIR_KV_REMOVED = 2 } kvasir_kv_event_kind;
 
 typedef enum kvasir_kv_tier { KVASIR_KV_HOST_TIER = 1, KVASIR_KV_DISK_TIER = 2 } kvasir_kv_tier;

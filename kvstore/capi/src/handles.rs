@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use kvstore_remote::RemoteCounters;
+
 use crate::device::Lanes;
 use crate::events::Events;
 use crate::fetch::Fetches;
@@ -25,6 +27,8 @@ pub(crate) struct Opened {
     pub(crate) tensors: Arc<Registry>,
     pub(crate) device: Option<Arc<Lanes>>,
     pub(crate) handoffs: Option<Arc<HandOffs>>,
+    /// Of the remote tier, where there is one.
+    pub(crate) remote: Option<Arc<RemoteCounters>>,
 }
 
 struct Handles {

@@ -9,6 +9,7 @@ use crate::buffers::Buffer;
 use crate::events::Event;
 use crate::handoff::{HandOffStatistics, RailStatistics, StageStatistics};
 use crate::interface::{Group, HandOff, Prompt, PromptPlan, Request, Transfer};
+use crate::nodes::NodeStatistics;
 use crate::queue::Completion;
 use crate::tensors::{Plane, Tensors};
 
@@ -90,6 +91,17 @@ const _: () = {
     assert!(size_of::<RailStatistics>() == 104 && align_of::<RailStatistics>() == 8);
     assert!(offset_of!(RailStatistics, block_bytes) == 64);
     assert!(offset_of!(RailStatistics, is_slow) == 96);
+    assert!(size_of::<NodeStatistics>() == 216 && align_of::<NodeStatistics>() == 8);
+    assert!(offset_of!(NodeStatistics, is_usable) == 128 && offset_of!(NodeStatistics, failures) == 168);
+    assert!(offset_of!(NodeStatistics, leases) == 208);
     assert!(size_of::<StageStatistics>() == 216 && align_of::<StageStatistics>() == 8);
     assert!(offset_of!(StageStatistics, count) == 24 && offset_of!(StageStatistics, at_most) == 32);
 };
+
+/// Text for a field of a structure of C, with a final 0; what does not fit is cut.
+pub(crate) fn text_field<const BYTES: usize>(text: &str) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    let cut = &text[..text.floor_char_boundary(BYTES - 1)];
+    bytes[..cut.len()].copy_from_slice(cut.as_bytes());
+    bytes
+}

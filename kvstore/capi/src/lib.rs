@@ -40,6 +40,7 @@ mod interface;
 mod layout;
 mod lock;
 mod memory;
+mod nodes;
 mod operation;
 mod queue;
 mod registry;
@@ -61,6 +62,7 @@ pub use handoff::{
     Ending, HandOffStatistics, RAIL_NAME_BYTES, RailStatistics, STAGE_NAME_BYTES, StageStatistics,
 };
 pub use interface::*;
+pub use nodes::{NODE_NAME_BYTES, NodeStatistics};
 pub use queue::Completion;
 pub use status::Status;
 pub use tensors::{Plane, Tensors};

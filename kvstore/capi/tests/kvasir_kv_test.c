@@ -61,6 +61,7 @@ ASSERT_LAYOUT(prompt_groups, offsetof(kvasir_kv_prompt, groups) == 56 && offseto
 ASSERT_LAYOUT(group, sizeof(kvasir_kv_group) == 16 && offsetof(kvasir_kv_group, window_blocks) == 8);
 ASSERT_LAYOUT(plan, sizeof(kvasir_kv_plan) == 16 && offsetof(kvasir_kv_plan, blocks) == 8);
 ASSERT_LAYOUT(stage_statistics, sizeof(kvasir_kv_stage_statistics) == 216 && offsetof(kvasir_kv_stage_statistics, at_most) == 32);
+ASSERT_LAYOUT(node_statistics, sizeof(kvasir_kv_node_statistics) == 216 && offsetof(kvasir_kv_node_statistics, failures) == 168);
 ASSERT_LAYOUT(rail_statistics, sizeof(kvasir_kv_rail_statistics) == 104 && offsetof(kvasir_kv_rail_statistics, block_bytes) == 64);
 ASSERT_LAYOUT(statistics, sizeof(kvasir_kv_statistics) == 248 && offsetof(kvasir_kv_statistics, hits) == 24);
 ASSERT_LAYOUT(statistics_evicted, offsetof(kvasir_kv_statistics, evicted) == 56);

@@ -21,7 +21,7 @@ use dataplane_transfer::{BondConfig, ThreadPolicy};
 use dataplane_verbs::VerbsConfig;
 use engine::{Engine, Identity, Rig, name};
 use harness::{Random, seed};
-use kvasir_kv::{Event, Status, Transfer};
+use kvasir_kv::{Event, NodeStatistics, Status, Transfer};
 use kvstore_catalog::PolicyKind;
 use kvstore_disk::{AdmissionConfig, Area, DiskConfig, DiskLog, Moment};
 use kvstore_io::testing::{MemoryEngine, MemoryFiles};
@@ -179,6 +179,27 @@ fn nodes(pools: &[&Pool]) -> String {
     format!("[remote_tier]\nnodes = [{}]\ndeadline = \"2s\"\n", nodes.collect::<Vec<_>>().join(", "))
 }
 
+/// What the store knows of its nodes, with their names.
+fn states(rig: &Rig) -> Vec<(String, NodeStatistics)> {
+    let mut count = 0;
+    // SAFETY: no room is asked for, and `count` is writable.
+    let status = unsafe { kvasir_kv::kvasir_kv_nodes(rig.0, std::ptr::null_mut(), 0, 0, &raw mut count) };
+    assert_eq!(status, 0, "{}", rig.last_error());
+    let size = size_of::<NodeStatistics>();
+    let mut nodes = vec![std::mem::MaybeUninit::<NodeStatistics>::zeroed(); count];
+    // SAFETY: `nodes` has room for `count` of them.
+    let status =
+        unsafe { kvasir_kv::kvasir_kv_nodes(rig.0, nodes.as_mut_ptr().cast(), size, count, &raw mut count) };
+    assert_eq!((status, count), (0, nodes.len()), "{}", rig.last_error());
+    let named = |node: std::mem::MaybeUninit<NodeStatistics>| {
+        // SAFETY: zero is a value of each field, and the library wrote the others.
+        let node = unsafe { node.assume_init() };
+        let name = std::ffi::CStr::from_bytes_until_nul(&node.name).expect("a final 0");
+        (name.to_str().expect("UTF-8").to_owned(), node)
+    };
+    nodes.into_iter().map(named).collect()
+}
+
 fn chain(round: u64, count: usize) -> (Vec<Identity>, Vec<u64>) {
     ((0..count as u64).map(|at| name(round, at)).collect(), (0..count as u64).collect())
 }
@@ -219,6 +240,20 @@ fn a_chain_that_one_engine_saved_is_a_hit_of_another() {
         let is_right = if transport == Transport::Shm { read >= 48 } else { read == 48 };
         assert!(is_right && damaged == 0, "{read} read, {damaged} damaged over {transport:?}");
         assert_eq!(one.statistics().far_written, 48);
+        let (of_one, of_two) = (states(&one), states(&two));
+        let names: Vec<&str> = of_two.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["n0", "n1"]);
+        for ((_, saved), (_, read)) in of_one.iter().zip(&of_two) {
+            assert_eq!((saved.is_usable, read.is_usable, read.failures, read.damaged_blocks), (1, 1, 0, 0));
+            assert!(read.requests > 0 && read.latency_us > 0, "{read:?}");
+        }
+        let sum = |nodes: &[(String, NodeStatistics)], of: fn(&NodeStatistics) -> u64| {
+            nodes.iter().map(|(_, node)| of(node)).sum::<u64>()
+        };
+        assert_eq!(sum(&of_one, |node| node.stored_blocks), 48);
+        // The second fetch asked for the whole chain: blocks that were here already came once more.
+        let read_there = sum(&of_two, |node| node.read_blocks);
+        assert!((read..=43 + 48).contains(&read_there), "{read_there} read over {transport:?}");
         // The last look-up's lease is given back with its reads.
         pools.iter().for_each(|pool| pool.wait("leases", |leases| leases == 0));
     }
@@ -242,6 +277,8 @@ fn a_pool_that_is_gone_is_a_miss_and_comes_back() {
         assert_eq!(fetch(&two, &names, 0), 0);
         assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     }
+    let [(_, dead)] = &states(&two)[..] else { panic!("one node") };
+    assert!(dead.is_usable == 0 && dead.failures > 0, "{dead:?}");
     // The new pool begins empty; blocks that are saved from then on are shared again.
     let pool = Pool::new(Transport::Tcp, 128, SLOT, listen);
     let mut round = 3;
@@ -259,6 +296,7 @@ fn a_pool_that_is_gone_is_a_miss_and_comes_back() {
     assert_eq!(two.load(of_two, &names, &blocks), (0, 20));
     (0..20).for_each(|block| assert_eq!(loaded.payload_now(block), saved.payload(block), "block {block}"));
     pool.wait("leases", |leases| leases == 0);
+    assert_eq!(states(&two)[0].1.is_usable, 1);
 }
 
 /// A disk of so many slots in memory, which outlives its tier.
@@ -422,6 +460,7 @@ fn a_store_without_other_tiers_answers_a_fetch_at_once() {
     assert_eq!(fetch(&one, &names, 0), 0);
     assert_eq!(one.save(tensors, &names, &blocks), (0, 8));
     assert_eq!((fetch(&one, &names, 0), fetch(&one, &names, 3), fetch(&one, &[], 0)), (8, 8, 0));
+    assert_eq!(states(&one), []);
 }
 
 /// Events name the blocks that tiers gain and lose, in their order.

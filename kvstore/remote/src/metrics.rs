@@ -52,7 +52,8 @@ counters! {
 
 counters! {
     /// Counters of one node as a client sees it.
-    pub NodeCounters, 11, {
+    pub NodeCounters, 13, {
+        usable: "1 while it is asked, 0 while it cannot be reached or failed and is left alone (level)",
         breaker: "0 closed, 1 open, 2 probing (level)",
         latency_us: "Moving average of the time to answer a look-up, in µs (level)",
         leases: "Leases held there (level)",
@@ -64,6 +65,7 @@ counters! {
         opened: "Times the breaker opened",
         busy: "Requests that the node refused for want of room",
         read_bytes: "Bytes read and verified",
+        stored_blocks: "Blocks that it has taken",
     }
 }
 

@@ -44,6 +44,13 @@ pub fn family<'a>(
     }
 }
 
+/// A label whose value may hold any text: backslashes, quotes and line ends are escaped (text format 0.0.4).
+#[must_use]
+pub fn label(name: &str, value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{name}=\"{value}\"")
+}
+
 /// Writes one metric without labels.
 pub fn metric(out: &mut String, name: &str, help: &str, value: u64) {
     family(out, name, help, [("", value)]);
@@ -165,6 +172,11 @@ mod tests {
             "# HELP kvasir_host_hits_total Blocks found.\n# TYPE kvasir_host_hits_total counter\n"
         ));
         assert!(!classic.contains("# EOF") && classic.contains("# TYPE kvasir_rail_open gauge\n"));
+    }
+
+    #[test]
+    fn a_label_holds_any_text() {
+        assert_eq!(label("node", "a\\\"b\"\n"), "node=\"a\\\\\\\"b\\\"\\n\"");
     }
 
     #[test]

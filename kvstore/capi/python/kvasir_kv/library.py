@@ -245,6 +245,25 @@ class _RailStatistics(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char * 64), *((name, ctypes.c_uint64) for name in _RAIL_COUNTERS)]
 
 
+_NODE_COUNTERS = (
+    "usable",
+    "latency_us",
+    "requests",
+    "timeouts",
+    "refused",
+    "failures",
+    "read_blocks",
+    "read_bytes",
+    "damaged_blocks",
+    "stored_blocks",
+    "leases",
+)
+
+
+class _NodeStatistics(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char * 128), *((name, ctypes.c_uint64) for name in _NODE_COUNTERS)]
+
+
 STAGE_BOUNDS = [16e-6 * 2**index for index in range(23)]
 """Seconds that the buckets of a stage's times end at; one more bucket has the longer ones."""
 _STAGES_MAX = 16
@@ -343,6 +362,7 @@ class Library:
             "close": [handle],
             "match": [handle, ctypes.c_char_p, size, size_out],
             "stats": [handle, ctypes.POINTER(_Statistics), size],
+            "nodes": [handle, ctypes.POINTER(_NodeStatistics), size, size, size_out],
             "register": [handle, ctypes.POINTER(_Tensors), ctypes.POINTER(ctypes.c_uint64)],
             "unregister": [handle, ctypes.c_uint64],
             "take_events": [handle, ctypes.POINTER(_Event), size, size_out],
@@ -625,6 +645,14 @@ class Store:
         self._library.call("handoff_rails", self._handle, rails, entry, _RAILS_MAX, ctypes.byref(count))
         known = rails[: min(count.value, _RAILS_MAX)]
         return {rail.name.decode(): {name: getattr(rail, name) for name in _RAIL_COUNTERS} for rail in known}
+
+    def node_statistics(self) -> dict[str, dict[str, int]]:
+        """State and counters of `kvasir_kv_node_statistics` by the name of the node in `remote_tier.nodes`."""
+        count, entry = ctypes.c_size_t(), ctypes.sizeof(_NodeStatistics)
+        self._library.call("nodes", self._handle, None, entry, 0, ctypes.byref(count))
+        nodes = (_NodeStatistics * count.value)()
+        self._library.call("nodes", self._handle, nodes, entry, len(nodes), ctypes.byref(count))
+        return {node.name.decode(): {name: getattr(node, name) for name in _NODE_COUNTERS} for node in nodes}
 
     def stage_times(self) -> dict[str, dict[str, Any]]:
         """How long the stages of hand-offs took, of those that there were: by their names `seconds` together, `count`, and

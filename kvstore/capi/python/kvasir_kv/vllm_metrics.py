@@ -55,32 +55,33 @@ STORE = {
     "retention_refused": "Blocks that were not retained: as many are as may be, the block before it is not, or too many requests wait; since the start.",
 }
 
+SECTIONS = ("counters", "stores", "nodes", "rails", "stages", "shared")
+
 
 class KvasirStats(KVConnectorStats):
     """Counters add up; of each worker's store the last values hold.
 
-    `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}, "rails": {worker: {rail: {name: value}}},
-    "stages": {worker: {stage: times}}, "shared": {"stores": names, "tag": tag, "was_reset": True}}`, with times as
+    `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}, "nodes": {worker: {node: {name: value}}},
+    "rails": {worker: {rail: {name: value}}}, "stages": {worker: {stage: times}}, "shared": {"stores": names, "tag": tag, "was_reset": True}}`, with times as
     `Store.stage_times` has them, and each key of "shared" only where it is known.
     """
 
     @classmethod
     def of(cls, counters: dict[str, int]) -> "KvasirStats":
         """Stats with these counters."""
-        return cls(data={"counters": counters, "stores": {}, "rails": {}, "stages": {}, "shared": {}})
+        return cls(data={"counters": counters})
 
     def __post_init__(self) -> None:
-        self.data.setdefault("counters", {})
-        self.data.setdefault("stores", {})
-        self.data.setdefault("rails", {})
-        self.data.setdefault("stages", {})
-        self.data.setdefault("shared", {})
+        for section in SECTIONS:
+            self.data.setdefault(section, {})
 
-    def add_store(
-        self, worker: str, values: dict[str, int], rails: dict[str, dict[str, int]], stages: dict[str, dict[str, Any]]
-    ) -> None:
-        """Adds what a worker's store, its hand-offs and their transports count, and how long hand-offs took."""
+    def add_store(self, worker: str, values: dict[str, int], nodes: dict[str, dict[str, int]]) -> None:
+        """Adds what a worker's store and its hand-offs count, and what the store knows of other nodes."""
         self.data["stores"][worker] = {name: values[name] for name in (*STORE, *HANDOFF) if name in values}
+        self.data["nodes"][worker] = nodes
+
+    def add_handoff(self, worker: str, rails: dict[str, dict[str, int]], stages: dict[str, dict[str, Any]]) -> None:
+        """Adds what the transports of a worker's hand-offs count, and how long hand-offs took."""
         self.data["rails"][worker] = rails
         self.data["stages"][worker] = stages
 
@@ -93,16 +94,14 @@ class KvasirStats(KVConnectorStats):
         self.data["shared"] |= {"was_reset": True}
 
     def reset(self) -> None:
-        self.data: dict[str, Any] = {"counters": {}, "stores": {}, "rails": {}, "stages": {}, "shared": {}}
+        self.data: dict[str, Any] = {section: {} for section in SECTIONS}
 
     def aggregate(self, other: KVConnectorStats) -> "KvasirStats":
         counters = self.data["counters"]
         for name, count in other.data["counters"].items():
             counters[name] = counters.get(name, 0) + count
-        self.data["stores"].update(other.data["stores"])
-        self.data["rails"].update(other.data.get("rails", {}))
-        self.data["stages"].update(other.data.get("stages", {}))
-        self.data["shared"].update(other.data.get("shared", {}))
+        for section in SECTIONS[1:]:
+            self.data[section].update(other.data.get(section, {}))
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -130,6 +129,19 @@ HANDOFF = {
     "slots": "Blocks for which hand-offs have slots.",
     "received_staged": "Transfers whose blocks came to a GPU's memory through the host's, since the start.",
 }
+NODE = {
+    "usable": "1 while a node of remote_tier.nodes is asked, 0 while it cannot be reached, or failed and is left alone.",
+    "latency_us": "Microseconds that a node takes to answer a look-up, smoothed.",
+    "requests": "Requests sent to a node, since the start.",
+    "timeouts": "Requests that a node did not answer in time, since the start.",
+    "refused": "Requests that a node had no room for, since the start.",
+    "failures": "Times that a node was left alone because it could not be reached or failed, since the start.",
+    "read_blocks": "Blocks of a node that were read and verified, or are read in its memory, since the start.",
+    "read_bytes": "Bytes of a node that were read and verified, since the start.",
+    "damaged_blocks": "Blocks of a node that were read with a wrong checksum, since the start.",
+    "stored_blocks": "Blocks that a node has taken, since the start.",
+    "leases": "Leases held at a node now.",
+}
 RAIL = {
     "block_bytes": "Bytes of blocks that a transport was given to write or read, since the start.",
     "slices_retried": "Slices posted again because their connection had failed, since the start.",
@@ -148,7 +160,7 @@ STAGE = {
 
 class KvasirMetrics(KVConnectorPromMetrics):
     """`vllm:kvasir_<counter>_total`; `vllm:kvasir_store_<value>` and `vllm:kvasir_handoff_<value>` for each worker,
-    `vllm:kvasir_rail_<value>` for each of its transports, and `vllm:kvasir_handoff_stage_seconds`, whose buckets, sum and count
+    `vllm:kvasir_node_<value>` for each node that it shares blocks with, `vllm:kvasir_rail_<value>` for each of its transports, and `vllm:kvasir_handoff_stage_seconds`, whose buckets, sum and count
     are gauges: the library has counted them already.
 
     `vllm:kvasir_data_plane` tells gateways by its labels where the first process of each data-parallel rank listens;
@@ -187,6 +199,15 @@ class KvasirMetrics(KVConnectorPromMetrics):
                 multiprocess_mode="mostrecent",
             )
             for name, text in HANDOFF.items()
+        }
+        self._nodes = {
+            name: self._gauge_cls(
+                name=f"vllm:kvasir_node_{name}",
+                documentation=text,
+                labelnames=[*self._labelnames, "worker", "node"],
+                multiprocess_mode="mostrecent",
+            )
+            for name, text in NODE.items()
         }
         self._rails = {
             name: self._gauge_cls(
@@ -235,6 +256,10 @@ class KvasirMetrics(KVConnectorPromMetrics):
         for worker, values in transfer_stats_data["stores"].items():
             for name, value in values.items():
                 self._values[name].labels(*labels, worker).set(value)
+        for worker, nodes in transfer_stats_data.get("nodes", {}).items():
+            for node, values in nodes.items():
+                for name, value in values.items():
+                    self._nodes[name].labels(*labels, worker, node).set(value)
         for worker, rails in transfer_stats_data.get("rails", {}).items():
             for rail, values in rails.items():
                 for name, value in values.items():

@@ -324,6 +324,14 @@ class Worker:
             self._failed("rails", str(problem))
             return {}
 
+    def node_statistics(self) -> dict[str, dict[str, int]]:
+        """State and counters of each node of the remote tier; nothing when there are none, or they cannot be asked."""
+        try:
+            return self._store.node_statistics()
+        except StoreError as problem:
+            self._failed("nodes", str(problem))
+            return {}
+
     def stage_times(self) -> dict[str, dict[str, Any]]:
         """How long the stages of hand-offs took; nothing when there are none, or they cannot be asked."""
         try:

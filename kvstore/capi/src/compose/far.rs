@@ -6,7 +6,7 @@ use std::time::Duration;
 use dataplane_rails::{PeerRole, RailsConfig, is_here};
 use dataplane_transfer::ThreadPolicy;
 use dataplane_verbs::Library;
-use kvstore_remote::PoolNode;
+use kvstore_remote::{PoolNode, RemoteCounters};
 use kvstore_store::far::object::{ObjectTier, ObjectTierConfig};
 use kvstore_store::far::remote::{RemoteTier, RemoteTierConfig};
 use kvstore_store::{BandwidthLimit, BandwidthTier, StoreBuilder};
@@ -36,21 +36,22 @@ pub(super) fn search_deadline(settings: &Settings) -> Option<Duration> {
     remote.into_iter().chain(object).reduce(|all, one| all + one)
 }
 
-/// Adds the tiers that the configuration has.
+/// Adds the tiers that the configuration has; the counters are the remote tier's.
 pub(super) fn add_tiers(
     settings: &Settings,
     device: Option<&Prepared>,
     verbs_library: Option<&Arc<Library>>,
     builder: StoreBuilder,
-) -> Result<StoreBuilder, Failure> {
-    let mut builder = builder;
+) -> Result<(StoreBuilder, Option<Arc<RemoteCounters>>), Failure> {
+    let (mut builder, mut counters) = (builder, None);
     if settings.remote_tier.is_on() {
-        builder = remote_tier(settings, device, verbs_library, builder)?;
+        let (with_tier, counted) = remote_tier(settings, device, verbs_library, builder)?;
+        (builder, counters) = (with_tier, Some(counted));
     }
     if settings.object_tier.is_on() {
         builder = object_tier(settings, builder)?;
     }
-    Ok(builder)
+    Ok((builder, counters))
 }
 
 fn remote_tier(
@@ -58,7 +59,7 @@ fn remote_tier(
     device: Option<&Prepared>,
     verbs_library: Option<&Arc<Library>>,
     builder: StoreBuilder,
-) -> Result<StoreBuilder, Failure> {
+) -> Result<(StoreBuilder, Arc<RemoteCounters>), Failure> {
     let failed =
         |error: &dyn std::fmt::Display| Failure::new(Status::Failed, format!("open: [remote_tier]: {error}"));
     let tier = &settings.remote_tier;
@@ -79,9 +80,8 @@ fn remote_tier(
     let rails = dataplane_rails::open(&rails, builder.slab()).map_err(|error| failed(&error))?;
     // The thread sleeps when idle: look-ups are far from the hot path of an engine.
     let opened = RemoteTier::open(&config, rails.bond, &builder, ThreadPolicy::default());
-    // `kvasir_kv_stats` has the store's own counts of these tiers.
-    let (tier, _counters) = opened.map_err(|error| failed(&error))?;
-    Ok(builder.other(Box::new(tier)))
+    let (tier, counters) = opened.map_err(|error| failed(&error))?;
+    Ok((builder.other(Box::new(tier)), counters))
 }
 
 /// The transports of a client that reaches the pools of these nodes. Nobody connects to it.
@@ -117,6 +117,7 @@ fn object_tier(settings: &Settings, builder: StoreBuilder) -> Result<StoreBuilde
         deadline: tier.deadline.0,
         fingerprint: FINGERPRINT,
     };
+    // `kvasir_kv_stats` has the store's own counts of this tier.
     let (tier, _counters) = ObjectTier::open(&config, &builder)
         .map_err(|error| Failure::new(Status::Failed, format!("open: [object_tier]: {error}")))?;
     Ok(builder.other(Box::new(tier)))

@@ -8,6 +8,7 @@ use dataplane_memory::PageSize;
 use dataplane_verbs::Library;
 use kvstore_catalog::PolicyKind;
 use kvstore_io::IoEngine;
+use kvstore_remote::RemoteCounters;
 use kvstore_store::{
     DiskTier, DiskTierConfig, HostTier, Moved, RetentionConfig, ReturnConfig, StoreBuilder, StoreConfig,
     WriteMode,
@@ -40,6 +41,8 @@ pub(crate) struct Composed {
     /// Where it has hand-offs.
     pub(crate) transfer: Option<TransferSettings>,
     pub(crate) rdma: RdmaSettings,
+    /// Of the remote tier, where there is one.
+    pub(crate) remote: Option<Arc<RemoteCounters>>,
 }
 
 /// Reads a configuration and opens what it says. Where it has a device, `kernels` makes its kernels ready; cards are opened
@@ -90,7 +93,7 @@ pub(crate) fn open(
         let (prepared, to, with_copier) = Prepared::new(section, kernels, builder)?;
         (device, reports, builder) = (Some(prepared), Some(to), with_copier);
     }
-    let builder = far::add_tiers(&settings, device.as_ref(), verbs_library, builder)?;
+    let (builder, remote) = far::add_tiers(&settings, device.as_ref(), verbs_library, builder)?;
     let fetches = Arc::new(Fetches::new(search_deadline));
     let fetch_reports = fetches.reports();
     let events = Arc::new(Events::new(settings.queue.events));
@@ -110,7 +113,7 @@ pub(crate) fn open(
     let (store, _survivors) = builder.start(notify).map_err(|error| failed(&error))?;
     let backend = Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes));
     let Settings { queue, transfer, rdma, .. } = settings;
-    Ok(Composed { backend, fetches, events, queue, device, transfer, rdma })
+    Ok(Composed { backend, fetches, events, queue, device, transfer, rdma, remote })
 }
 
 /// The pages are taken shortly before they are used: a capacity that can never be had would only show when the process is killed.

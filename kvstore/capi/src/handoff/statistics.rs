@@ -4,6 +4,7 @@ use dataplane_rails::RailCounters;
 use dataplane_transfer::{BOUNDS, StageSnapshot};
 
 use super::HandOffs;
+use crate::layout::text_field;
 
 /// Counters of hand-offs, `kvasir_kv_handoff_statistics` in C. Fields are only ever appended.
 #[repr(C)]
@@ -62,11 +63,8 @@ pub struct RailStatistics {
 
 impl RailStatistics {
     fn named(name: &str) -> Self {
-        let mut bytes = [0; RAIL_NAME_BYTES];
-        let cut = &name[..name.floor_char_boundary(RAIL_NAME_BYTES - 1)];
-        bytes[..cut.len()].copy_from_slice(cut.as_bytes());
         Self {
-            name: bytes,
+            name: text_field(name),
             block_bytes: 0,
             slices_retried: 0,
             links_failed: 0,
@@ -95,16 +93,12 @@ pub struct StageStatistics {
 
 impl From<StageSnapshot> for StageStatistics {
     fn from(snapshot: StageSnapshot) -> Self {
-        let mut name = [0; STAGE_NAME_BYTES];
-        let text = snapshot.stage.name().as_bytes();
-        let known = text.len().min(STAGE_NAME_BYTES - 1);
-        name[..known].copy_from_slice(&text[..known]);
         let mut at_most = [0; BOUNDS];
         for (to, (_, count)) in at_most.iter_mut().zip(&snapshot.cumulative) {
             *to = *count;
         }
         let count = snapshot.cumulative.last().map_or(0, |(_, count)| *count);
-        Self { name, sum_us: snapshot.sum_us, count, at_most }
+        Self { name: text_field(snapshot.stage.name()), sum_us: snapshot.sum_us, count, at_most }
     }
 }
 

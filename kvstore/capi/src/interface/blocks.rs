@@ -1,9 +1,10 @@
 //! Blocks, one call after the other: the functions that wait, and the counters.
 
-use super::boundary::{Handle, elements, guarded, identity, invalid, tell};
+use super::boundary::{Handle, elements, guarded, identity, invalid, list, tell};
 use crate::backend::{Backend, Identity, Statistics};
 use crate::buffers::{BUFFERS_MAX, Buffer, Ranges};
 use crate::handles;
+use crate::nodes::NodeStatistics;
 use crate::operation::{Operation, Outcome};
 use crate::status::{Failure, Status};
 
@@ -147,5 +148,25 @@ pub unsafe extern "C" fn kvasir_kv_stats(
             std::ptr::copy_nonoverlapping((&raw const told).cast::<u8>(), statistics.cast::<u8>(), known)
         };
         Ok(Status::Ok)
+    })
+}
+
+/// Writes state and counters of each node of the remote tier.
+///
+/// # Safety
+/// As in the header: `nodes` null or writable for `room` times `node_bytes`, `count` writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn kvasir_kv_nodes(
+    handle: *mut Handle,
+    nodes: *mut NodeStatistics,
+    node_bytes: usize,
+    room: usize,
+    count: *mut usize,
+) -> i32 {
+    guarded(|| {
+        let remote = handles::find(handle.addr())?.remote;
+        let found = remote.map_or_else(Vec::new, |counters| NodeStatistics::of(&counters));
+        // SAFETY: handed on from the caller.
+        unsafe { list(&found, nodes, (node_bytes, room), count) }
     })
 }

@@ -95,6 +95,31 @@ pub(super) unsafe fn check_room<T>(
     Ok(())
 }
 
+/// Writes structures of which the caller knows the first `bytes` each, as far as there is room for them, and how many there are.
+///
+/// # Safety
+/// `items` null or writable for `room` times `bytes`, `count` null or writable. `T` has no padding.
+pub(super) unsafe fn list<T>(
+    found: &[T],
+    items: *mut T,
+    (bytes, room): (usize, usize),
+    count: *mut usize,
+) -> Result<Status, Failure> {
+    if count.is_null() || (items.is_null() && room > 0) {
+        return Err(invalid("the place for the list, or for its length, is a null pointer"));
+    }
+    let written = bytes.min(size_of::<T>());
+    for (index, item) in found.iter().take(room).enumerate() {
+        // The caller's structure may be shorter or longer than this one, so its place is counted in the caller's bytes.
+        let place = items.cast::<u8>().wrapping_add(index * bytes);
+        // SAFETY: `item` has `written` bytes, and the caller promised room for `room` structures of `bytes`.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const *item).cast::<u8>(), place, written) };
+    }
+    // SAFETY: not null, and the caller promised that it is writable.
+    unsafe { tell(count, found.len()) };
+    Ok(Status::Ok)
+}
+
 /// Writes to where C wants it, if it does.
 ///
 /// # Safety

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use super::boundary::{Handle, copy_text, elements, guarded, invalid, string, tell, versioned};
+use super::boundary::{Handle, copy_text, elements, guarded, invalid, list, string, tell, versioned};
 use crate::device::DeviceEvent;
 use crate::handles::{self, Opened};
 use crate::handoff::{Expect, HandOffStatistics, HandOffs, Push, RailStatistics, StageStatistics};
@@ -299,8 +299,12 @@ pub unsafe extern "C" fn kvasir_kv_handoff_rails(
     room: usize,
     count: *mut usize,
 ) -> i32 {
-    // SAFETY: handed on from the caller.
-    guarded(|| unsafe { list(handle, HandOffs::rails, rails, (rail_bytes, room), count) })
+    guarded(|| {
+        let opened = handles::find(handle.addr())?;
+        let found = handoffs(&opened)?.rails();
+        // SAFETY: handed on from the caller.
+        unsafe { list(&found, rails, (rail_bytes, room), count) }
+    })
 }
 
 /// Writes how long the stages of hand-offs took.
@@ -315,34 +319,10 @@ pub unsafe extern "C" fn kvasir_kv_handoff_stages(
     room: usize,
     count: *mut usize,
 ) -> i32 {
-    // SAFETY: handed on from the caller.
-    guarded(|| unsafe { list(handle, HandOffs::stages, stages, (stage_bytes, room), count) })
-}
-
-/// Writes structures of which the caller knows the first `bytes` each, as far as there is room for them, and how many there are.
-///
-/// # Safety
-/// `items` null or writable for `room` times `bytes`, `count` writable.
-unsafe fn list<T>(
-    handle: *mut Handle,
-    read: impl FnOnce(&HandOffs) -> Vec<T>,
-    items: *mut T,
-    (bytes, room): (usize, usize),
-    count: *mut usize,
-) -> Result<Status, Failure> {
-    if count.is_null() || (items.is_null() && room > 0) {
-        return Err(invalid("the place for the list, or for its length, is a null pointer"));
-    }
-    let opened = handles::find(handle.addr())?;
-    let found = read(handoffs(&opened)?);
-    let written = bytes.min(size_of::<T>());
-    for (index, item) in found.iter().take(room).enumerate() {
-        // The caller's structure may be shorter or longer than this one, so its place is counted in the caller's bytes.
-        let place = items.cast::<u8>().wrapping_add(index * bytes);
-        // SAFETY: `item` has `written` bytes, and the caller promised room for `room` structures of `bytes`.
-        unsafe { std::ptr::copy_nonoverlapping((&raw const *item).cast::<u8>(), place, written) };
-    }
-    // SAFETY: not null, and the caller promised that it is writable.
-    unsafe { tell(count, found.len()) };
-    Ok(Status::Ok)
+    guarded(|| {
+        let opened = handles::find(handle.addr())?;
+        let found = handoffs(&opened)?.stages();
+        // SAFETY: handed on from the caller.
+        unsafe { list(&found, stages, (stage_bytes, room), count) }
+    })
 }

@@ -12,7 +12,9 @@ mod paged;
 mod plan;
 mod submission;
 
-pub use blocks::{kvasir_kv_delete, kvasir_kv_get, kvasir_kv_match, kvasir_kv_put, kvasir_kv_stats};
+pub use blocks::{
+    kvasir_kv_delete, kvasir_kv_get, kvasir_kv_match, kvasir_kv_nodes, kvasir_kv_put, kvasir_kv_stats,
+};
 pub use boundary::{Handle, kvasir_kv_last_error, kvasir_kv_strerror, kvasir_kv_version};
 pub use events::kvasir_kv_take_events;
 pub use handoff::{

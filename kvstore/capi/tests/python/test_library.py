@@ -1,7 +1,9 @@
 """The binding against the real library: saves, loads, misses, and what is refused."""
 
 import os
+import socket
 import tempfile
+import time
 import unittest
 
 from kvasir_kv.library import Completion, Library, Memory, Operation, Plane, Status, Store, StoreError
@@ -87,6 +89,19 @@ class Opening(unittest.TestCase):
     def test_a_file_that_is_no_library_is_told(self) -> None:
         with self.assertRaisesRegex(StoreError, "no library"):
             Library(__file__)
+
+    def test_a_node_that_cannot_be_reached_is_told_by_its_name(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+        nodes = f'[remote_tier]\nnodes = ["lost=tcp:{address}"]\n'
+        with Store.open(Library(), CONFIGURATION + nodes) as store:
+            until = time.monotonic() + 20
+            while not (state := store.node_statistics()["lost"])["failures"]:
+                self.assertLess(time.monotonic(), until, state)
+                time.sleep(0.01)
+            self.assertEqual((state["usable"], state["stored_blocks"], list(store.node_statistics())), (0, 0, ["lost"]))
+        with Store.open(Library(), CONFIGURATION) as store:
+            self.assertEqual(store.node_statistics(), {})
 
     def test_a_closed_store_is_refused(self) -> None:
         store = Store.open(Library(), CONFIGURATION)

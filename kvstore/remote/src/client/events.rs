@@ -72,6 +72,7 @@ impl<F: Fabric> RemotePool<F> {
                     let Purpose::Store { ticket, part } = known.purpose else { return false };
                     if let Some(node) = self.nodes.get_mut(&id) {
                         node.breaker.success();
+                        add(&node.counters.stored_blocks, registered.count_ones() as usize);
                     }
                     self.committed(ticket, part, registered, damaged);
                     true

@@ -101,6 +101,7 @@ impl Node {
             BreakerState::Open { .. } => 1,
             BreakerState::Probing { .. } => 2,
         };
+        set(&self.counters.usable, usize::from(self.is_usable()));
         set(&self.counters.breaker, state);
         set(&self.counters.leases, self.leases);
         set(&self.counters.transfers, self.reads_in_flight + self.writes_in_flight);

@@ -1,0 +1,68 @@
+//! The nodes of `[remote_tier]` as this store sees them.
+
+use kvstore_remote::{NodeCounters, RemoteCounters};
+
+use crate::layout::text_field;
+
+/// Bytes of a node's name in [`NodeStatistics`], the final 0 included.
+pub const NODE_NAME_BYTES: usize = 128;
+
+/// State and counters of one node, `kvasir_kv_node_statistics` in C. Fields are only ever appended.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeStatistics {
+    /// As in `remote_tier.nodes`, UTF-8 with a final 0; longer names are cut.
+    pub name: [u8; NODE_NAME_BYTES],
+    /// 1 while it is asked; 0 while it cannot be reached, or failed and is left alone.
+    pub is_usable: u64,
+    /// Moving average of the time to answer a look-up, in microseconds.
+    pub latency_us: u64,
+    /// Requests sent.
+    pub requests: u64,
+    /// Requests not answered in time.
+    pub timeouts: u64,
+    /// Requests that it refused for want of room.
+    pub refused: u64,
+    /// Times that it was left alone because it could not be reached or failed.
+    pub failures: u64,
+    /// Blocks read and verified, or read in its memory.
+    pub read_blocks: u64,
+    /// Bytes read and verified.
+    pub read_bytes: u64,
+    /// Blocks read whose checksum was wrong.
+    pub damaged_blocks: u64,
+    /// Blocks that it has taken.
+    pub stored_blocks: u64,
+    /// Leases held there now.
+    pub leases: u64,
+}
+
+impl NodeStatistics {
+    /// Of each node of the tier, in the configuration's order.
+    pub(crate) fn of(counters: &RemoteCounters) -> Vec<Self> {
+        counters.nodes().iter().map(|(name, node)| Self::of_node(name, node)).collect()
+    }
+
+    fn of_node(name: &str, node: &NodeCounters) -> Self {
+        let counted = node.snapshot();
+        let of = |name: &str| {
+            let found = counted.iter().find(|(known, ..)| *known == name);
+            debug_assert!(found.is_some(), "a node has no counter {name}");
+            found.map_or(0, |(.., value)| *value)
+        };
+        Self {
+            name: text_field(name),
+            is_usable: of("usable"),
+            latency_us: of("latency_us"),
+            requests: of("requests"),
+            timeouts: of("timeouts"),
+            refused: of("busy"),
+            failures: of("opened"),
+            read_blocks: of("hit_blocks"),
+            read_bytes: of("read_bytes"),
+            damaged_blocks: of("damaged_blocks"),
+            stored_blocks: of("stored_blocks"),
+            leases: of("leases"),
+        }
+    }
+}
