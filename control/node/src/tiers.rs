@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use control_config::Settings;
 use dataplane_memory::PageSize;
+use dataplane_rails::{nearest_node, parse_near};
 use kvstore_catalog::PolicyKind;
 use kvstore_disk::DiskCounters;
 use kvstore_object::ObjectCounters;
@@ -105,7 +106,9 @@ pub(crate) fn open(
         pages: blocks.pages,
         eviction: eviction(&tier.eviction),
     };
+    let near = parse_near(&settings.rdma.near)?;
     let config = StoreConfig {
+        numa_node: nearest_node(near.as_ref()).map(|node| node.number),
         disk_write: if settings.disk_tier.write == "back" { WriteMode::Back } else { WriteMode::Through },
         others_deadline: others_deadline(settings),
         tenant_share: tier.tenant_share,

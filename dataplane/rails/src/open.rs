@@ -388,12 +388,17 @@ pub struct NearestPorts {
 /// [`RailsError::Near`] when the place is none of this machine.
 pub fn nearest_ports(near: Option<&Place>, known: &[String]) -> Result<NearestPorts, RailsError> {
     let topology = Topology::read(Path::new("/"));
-    let memory = match near {
-        Some(place) => place.memory(&topology)?,
-        None => topology.memory_of_process(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()),
-    };
+    let memory = memory_near(near, &topology)?;
     let (rails, excluded) = select_local(&topology, memory);
     Ok(NearestPorts { memory, ports: ports_of(&rails, known), excluded })
+}
+
+/// The memory at a place, or that this process works beside.
+fn memory_near(near: Option<&Place>, topology: &Topology) -> Result<Memory, RailsError> {
+    match near {
+        Some(place) => Ok(place.memory(topology)?),
+        None => Ok(topology.memory_of_process(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())),
+    }
 }
 
 /// The NUMA node that a process's memory and threads should be on.
@@ -411,11 +416,12 @@ pub fn is_here(place: &Place) -> bool {
     place.memory(&Topology::read(Path::new("/"))).is_ok()
 }
 
-/// The NUMA node nearest to a place of this machine; `None` when the machine does not tell, or has no such place.
+/// The NUMA node nearest to a place of this machine, or to this process's GPU or processors; `None` when the machine does not tell, has
+/// no such place, or the process may run on several nodes.
 #[must_use]
-pub fn nearest_node(place: &Place) -> Option<NearestNode> {
+pub fn nearest_node(near: Option<&Place>) -> Option<NearestNode> {
     let topology = Topology::read(Path::new("/"));
-    let node = topology.numa_node_of(place.memory(&topology).ok()?)?;
+    let node = topology.numa_node_of(memory_near(near, &topology).ok()?)?;
     Some(NearestNode { number: node.number, cpus: node.cpus.clone() })
 }
 
@@ -455,12 +461,13 @@ mod tests {
     #[test]
     fn the_node_of_a_place_is_told_where_the_machine_does() {
         let place = |text: &str| text.parse::<Place>().expect("a place");
-        assert_eq!(nearest_node(&place("host")), None, "any");
-        assert_eq!(nearest_node(&place("host:1000")), None, "none such");
-        assert_eq!(nearest_node(&place("0000:ff:1f.7")), None, "no such device");
+        let nearest = |text: &str| nearest_node(Some(&place(text)));
+        assert_eq!(nearest("host"), None, "any");
+        assert_eq!(nearest("host:1000"), None, "none such");
+        assert_eq!(nearest("0000:ff:1f.7"), None, "no such device");
         assert!(!is_here(&place("0000:ff:1f.7")) && is_here(&place("host")));
         if Path::new("/sys/devices/system/node/node0/cpulist").exists() {
-            let node = nearest_node(&place("host:0")).expect("node 0");
+            let node = nearest("host:0").expect("node 0");
             assert!(
                 node.number == 0 && node.cpus.parse::<dataplane_fabric::cores::Cores>().is_ok(),
                 "{node:?}"

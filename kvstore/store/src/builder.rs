@@ -69,7 +69,7 @@ pub struct StoreBuilder {
 impl StoreBuilder {
     /// Takes the host tier's memory.
     pub fn new(config: StoreConfig, host: HostTier) -> Result<Self, StoreError> {
-        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages)?;
+        let memory = HostMemory::new(config.block_bytes, host.slots, host.pages, config.numa_node)?;
         let (sender, inbox) = unbounded();
         Ok(Self {
             config,

@@ -35,6 +35,8 @@ pub struct StoreConfig {
     pub block_bytes: usize,
     /// Tokens of a block.
     pub block_tokens: u32,
+    /// The NUMA node whose memory the host tier takes as far as it has some; `None`: that of who touches a page first.
+    pub numa_node: Option<u32>,
     /// When blocks are written to the disk.
     pub disk_write: WriteMode,
     /// How long the tiers of other nodes may take.
@@ -56,6 +58,7 @@ impl StoreConfig {
         Self {
             block_bytes,
             block_tokens,
+            numa_node: None,
             disk_write: WriteMode::Through,
             others_deadline: Duration::from_millis(200),
             tenant_share: 1.0,

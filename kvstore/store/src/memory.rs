@@ -100,10 +100,21 @@ struct Note {
 }
 
 impl HostMemory {
-    /// Memory for `slot_count` blocks of at most `block_bytes`.
-    pub(crate) fn new(block_bytes: usize, slot_count: u32, pages: PageSize) -> Result<Self, MemoryError> {
+    /// Memory for `slot_count` blocks of at most `block_bytes`, of a NUMA node as far as it has some.
+    pub(crate) fn new(
+        block_bytes: usize,
+        slot_count: u32,
+        pages: PageSize,
+        numa_node: Option<u32>,
+    ) -> Result<Self, MemoryError> {
         let layout = SlabLayout { slot_bytes: block_bytes.next_multiple_of(SLOT_ALIGNMENT), slot_count };
         let slab = Arc::new(Slab::create("kvasir-host-tier", layout, pages)?);
+        if let Some(node) = numa_node
+            && let Err(error) = slab.prefer_numa_node(node)
+        {
+            // A container may not be allowed to ask; pages are then where they are first touched.
+            tracing::info!("host memory is not taken from NUMA node {node}: {error}");
+        }
         let pool = SlotPool::new(Arc::clone(&slab));
         let mut slots: Vec<SlotRef> = std::iter::from_fn(|| pool.acquire()).collect();
         slots.sort_unstable_by_key(SlotRef::slot);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dataplane_rails::{PeerRole, RailsConfig, is_here};
+use dataplane_rails::{PeerRole, Place, RailsConfig};
 use dataplane_transfer::ThreadPolicy;
 use dataplane_verbs::Library;
 use kvstore_remote::{PoolNode, RemoteCounters};
@@ -13,7 +13,6 @@ use kvstore_store::{BandwidthLimit, BandwidthTier, StoreBuilder};
 
 use super::FINGERPRINT;
 use crate::config::{RdmaSettings, Settings, TransferSettings, Transports};
-use crate::device::{Prepared, place_of};
 use crate::handoff;
 use crate::status::{Failure, Status};
 
@@ -36,16 +35,17 @@ pub(super) fn search_deadline(settings: &Settings) -> Option<Duration> {
     remote.into_iter().chain(object).reduce(|all, one| all + one)
 }
 
-/// Adds the tiers that the configuration has; the counters are the remote tier's.
+/// Adds the tiers that the configuration has; the counters are the remote tier's. `near` is the place of the engine's device, if it has
+/// one and its driver tells.
 pub(super) fn add_tiers(
     settings: &Settings,
-    device: Option<&Prepared>,
+    near: Option<&Place>,
     verbs_library: Option<&Arc<Library>>,
     builder: StoreBuilder,
 ) -> Result<(StoreBuilder, Option<Arc<RemoteCounters>>), Failure> {
     let (mut builder, mut counters) = (builder, None);
     if settings.remote_tier.is_on() {
-        let (with_tier, counted) = remote_tier(settings, device, verbs_library, builder)?;
+        let (with_tier, counted) = remote_tier(settings, near, verbs_library, builder)?;
         (builder, counters) = (with_tier, Some(counted));
     }
     if settings.object_tier.is_on() {
@@ -56,7 +56,7 @@ pub(super) fn add_tiers(
 
 fn remote_tier(
     settings: &Settings,
-    device: Option<&Prepared>,
+    near: Option<&Place>,
     verbs_library: Option<&Arc<Library>>,
     builder: StoreBuilder,
 ) -> Result<(StoreBuilder, Arc<RemoteCounters>), Failure> {
@@ -70,11 +70,13 @@ fn remote_tier(
         deadline: tier.deadline.0,
         fingerprint: FINGERPRINT,
         // Blocks of a pool on this host are copied once, by the load; blocks that are to go further down have to be in host memory.
-        maps: device.is_none() && settings.disk_tier.capacity.0 == 0 && !settings.object_tier.is_on(),
+        maps: settings.device.is_none()
+            && settings.disk_tier.capacity.0 == 0
+            && !settings.object_tier.is_on(),
     };
     let mut rails = client_rails(settings, &config.nodes)?;
     if rails.near.is_none() {
-        rails.near = device.and_then(|prepared| place_of(&prepared.device)).filter(is_here);
+        rails.near = near.cloned();
     }
     rails.verbs_library = verbs_library.cloned();
     let rails = dataplane_rails::open(&rails, builder.slab()).map_err(|error| failed(&error))?;

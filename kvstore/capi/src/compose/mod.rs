@@ -5,6 +5,7 @@ mod far;
 use std::sync::Arc;
 
 use dataplane_memory::PageSize;
+use dataplane_rails::{is_here, nearest_node};
 use dataplane_verbs::Library;
 use kvstore_catalog::PolicyKind;
 use kvstore_io::IoEngine;
@@ -15,7 +16,7 @@ use kvstore_store::{
 };
 
 use crate::config::{Eviction, QueueSettings, RdmaSettings, Settings, Size, TransferSettings, Write};
-use crate::device::{MakeKernels, Prepared, Reports};
+use crate::device::{MakeKernels, Prepared, Reports, place_of};
 use crate::events::Events;
 use crate::fetch::Fetches;
 use crate::format::HEAD_BYTES_MAX;
@@ -66,7 +67,10 @@ pub(crate) fn open(
     let block_bytes = payload_bytes_max + HEAD_BYTES_MAX;
     let search_deadline = far::search_deadline(&settings);
     let defaults = StoreConfig::new(block_bytes, TOKENS);
+    let device = settings.device.as_ref().map(Prepared::open).transpose()?;
+    let near = device.as_ref().and_then(place_of).filter(is_here);
     let config = StoreConfig {
+        numa_node: nearest_node(near.as_ref()).map(|node| node.number),
         others_deadline: search_deadline.unwrap_or(defaults.others_deadline),
         bandwidth: far::bandwidth(&settings, block_bytes),
         disk_write: match settings.disk_tier.write {
@@ -88,12 +92,12 @@ pub(crate) fn open(
     if settings.disk_tier.capacity.0 > 0 {
         builder = builder.disk(disk(&settings, |engine| engine));
     }
-    let (mut device, mut reports) = (None, None);
-    if let Some(section) = &settings.device {
-        let (prepared, to, with_copier) = Prepared::new(section, kernels, builder)?;
-        (device, reports, builder) = (Some(prepared), Some(to), with_copier);
+    let (mut prepared, mut reports) = (None, None);
+    if let Some((section, device)) = settings.device.as_ref().zip(device) {
+        let (lanes, to, with_copier) = Prepared::new(section, device, kernels, builder)?;
+        (prepared, reports, builder) = (Some(lanes), Some(to), with_copier);
     }
-    let (builder, remote) = far::add_tiers(&settings, device.as_ref(), verbs_library, builder)?;
+    let (builder, remote) = far::add_tiers(&settings, near.as_ref(), verbs_library, builder)?;
     let fetches = Arc::new(Fetches::new(search_deadline));
     let fetch_reports = fetches.reports();
     let events = Arc::new(Events::new(settings.queue.events));
@@ -113,7 +117,7 @@ pub(crate) fn open(
     let (store, _survivors) = builder.start(notify).map_err(|error| failed(&error))?;
     let backend = Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes));
     let Settings { queue, transfer, rdma, .. } = settings;
-    Ok(Composed { backend, fetches, events, queue, device, transfer, rdma, remote })
+    Ok(Composed { backend, fetches, events, queue, device: prepared, transfer, rdma, remote })
 }
 
 /// The pages are taken shortly before they are used: a capacity that can never be had would only show when the process is killed.

@@ -81,16 +81,25 @@ impl Reports {
     }
 }
 
+fn named(settings: &DeviceSettings) -> String {
+    format!("open: device.ordinal = {}", settings.ordinal)
+}
+
 impl Prepared {
-    /// Opens the device, takes the staging memory, and lets the store reach both.
+    /// Opens the device.
+    pub(crate) fn open(settings: &DeviceSettings) -> Result<Device, Failure> {
+        let cuda = Cuda::open().map_err(|error| failed("open: [device]", &error))?;
+        cuda.device(settings.ordinal as u32).map_err(|error| failed(&named(settings), &error))
+    }
+
+    /// Takes the staging memory, and lets the store reach it and the device.
     pub(crate) fn new(
         settings: &DeviceSettings,
+        device: Device,
         kernels: MakeKernels<'_>,
         builder: StoreBuilder,
     ) -> Result<(Self, Reports, StoreBuilder), Failure> {
-        let name = format!("open: device.ordinal = {}", settings.ordinal);
-        let cuda = Cuda::open().map_err(|error| failed("open: [device]", &error))?;
-        let device = cuda.device(settings.ordinal as u32).map_err(|error| failed(&name, &error))?;
+        let name = named(settings);
         let kernels = Arc::new(kernels(&device).map_err(|error| failed(&name, &error))?);
         let bytes = (settings.staging.0 / 2 / PAGE_BYTES * PAGE_BYTES) as usize;
         let one = |slot_bytes| SlabLayout { slot_bytes, slot_count: 1 };

@@ -42,7 +42,7 @@ impl HandOffs {
             // Cards that are not named are those nearest to this device, whichever of several this process has.
             config.near = device.as_ref().and_then(DeviceParts::place).filter(is_here);
         }
-        let numa = config.near.as_ref().and_then(nearest_node);
+        let numa = nearest_node(config.near.as_ref());
         if let Some(numa) = &numa {
             // A container may not be allowed to ask; pages are then where they are first touched.
             let _not_allowed = slab.prefer_numa_node(numa.number);

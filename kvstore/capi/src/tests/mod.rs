@@ -57,6 +57,22 @@ fn opened(text: &str) -> Arc<dyn Backend> {
     compose(text).unwrap_or_else(|failure| panic!("{}", failure.text)).backend
 }
 
+/// The kernel's own account of the mapping says so (numa(7)).
+#[test]
+fn host_memory_is_of_the_node_that_the_process_runs_on() {
+    let (Some(node), true) =
+        (dataplane_rails::nearest_node(None), std::path::Path::new("/proc/self/numa_maps").exists())
+    else {
+        return eprintln!("SKIPPED: this process may run on several NUMA nodes, or the kernel knows of none");
+    };
+    let composed = compose("[store]\nslot = \"64 KiB\"\n[host_tier]\ncapacity = \"160 MiB\"\n");
+    let backend = composed.unwrap_or_else(|failure| panic!("{}", failure.text)).backend;
+    let start = format!("{:08x} ", backend.store().slab().base().addr().get());
+    let maps = std::fs::read_to_string("/proc/self/numa_maps").expect("it was there");
+    let line = maps.lines().find(|line| line.starts_with(&start)).expect("the mapping");
+    assert!(line.contains("prefer") && line.contains(&format!(":{} ", node.number)), "{line}");
+}
+
 fn ranges(bytes: &[u8]) -> Ranges {
     let buffer = Buffer { start: bytes.as_ptr().cast_mut().cast(), bytes: bytes.len() };
     Ranges::check(&[buffer]).expect("a slice is valid")

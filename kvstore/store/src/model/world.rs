@@ -204,7 +204,7 @@ impl World {
         let quotas = quota::unlimited(tiers.len());
         let catalog = CatalogConfig { quotas, tenants_max: quota::TENANTS_MAX, ..CatalogConfig::new(tiers) };
         let catalog = Arc::new(Catalog::new(&catalog).expect("a catalog"));
-        let memory = HostMemory::new(BLOCK, host_slots, PageSize::Standard).expect("memory");
+        let memory = HostMemory::new(BLOCK, host_slots, PageSize::Standard, None).expect("memory");
         let kinds = links.iter().map(|link| link.tier()).collect();
         let has_disk = local.is_some();
         let shared = Arc::new(Shared::new(catalog, Arc::new(memory), config, has_disk, kinds));

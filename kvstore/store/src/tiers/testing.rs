@@ -18,7 +18,7 @@ use crate::shared::Shared;
 
 /// Host memory of so many slots of so many bytes, and what is told of it.
 pub(crate) fn host_tiers(slots: u32, block_bytes: usize, policy: PolicyKind) -> (Tiers, Receiver<Moved>) {
-    let memory = HostMemory::new(block_bytes, slots, PageSize::Standard).expect("memory");
+    let memory = HostMemory::new(block_bytes, slots, PageSize::Standard, None).expect("memory");
     let catalog = Catalog::new(&CatalogConfig::new(vec![TierConfig::new(slots, policy)])).expect("a catalog");
     let config = StoreConfig::new(block_bytes, 16);
     let shared = Shared::new(Arc::new(catalog), Arc::new(memory), config, false, vec![Tier::Remote]);
