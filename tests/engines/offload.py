@@ -34,6 +34,7 @@ SMALL_POOL = ("--num-gpu-blocks-override", "64", "--max-model-len", "1024")
 # warms up and compiles nothing.
 STAGES_WARM_UP = ("--no-enforce-eager", "--compilation-config", '{"mode": 1, "backend": "eager"}')
 # Three groups of layers need three blocks for 32 tokens.
+HYBRID_GROUPS = 3
 WINDOW_BLOCKS = 16  # of 512 tokens
 HYBRID_POOL = ("--num-gpu-blocks-override", "1400")
 # vLLM alone answers one of the long prompts 0.19 in log-probability apart behind three of sixteen cached beginnings, and at most 0.03 behind the

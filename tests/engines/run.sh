@@ -109,6 +109,9 @@ fi
 
 if [ "$what" = shared ]; then
     shift
+    if [[ " $* " = *" --hybrid "* ]] && [ ! -e "$LAB/hybridmodel/model.safetensors" ]; then
+        "$python" "$here/make_model.py" "$LAB/hybridmodel" hybrid
+    fi
     "$python" -B "$here/shared.py" --kvasir "$kvasir" --ports "$first,$second" --cores "$core1,$core2" "$@"
     exit
 fi

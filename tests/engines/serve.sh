@@ -40,6 +40,10 @@ shared | shared-small | mla)
     export PYTHONPATH=$here/../../kvstore/capi/python
     connector=KvasirConnector module=kvasir_kv.vllm capacity='64 MiB' deadline=1s
     [ "$part" != shared-small ] || capacity='16 MiB'
+    if [ "${KVASIR_TEST_MODEL:-}" = hybridmodel ]; then
+        # Three groups of layers need three blocks for 32 tokens.
+        capacity="$((${capacity% MiB} * 3)) MiB"
+    fi
     if [ "$part" = mla ]; then
         export PYTHONPATH=$PYTHONPATH:$here/planted KVASIR_WRONG_BLOCKS=$LAB/wrong-blocks
         connector=Latents module=latents capacity='256 MiB' deadline=10s

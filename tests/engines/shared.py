@@ -2,11 +2,12 @@
 other, and whatever is killed costs no wrong answer and no hang.
 
     shared.py --kvasir PATH [--ports 8101,8102] [--cores 0,1] [--transport shm] [--pools 2] [--kills 8] [--seed 1] [--prompts 7]
-              [--namespaces] [--disk]
+              [--namespaces] [--disk] [--hybrid]
 
 With `--namespaces` there are two nodes, each a network namespace with an engine and a pool, which reach each other by TCP over a bridge;
 needs root. With `--disk` each pool has a disk below memory that holds a third of the prompts: what was computed is found again after
-both pools were killed. One engine without the connector comes first: its answers are the measure (see judge.py).
+both pools were killed. With `--hybrid` the model has sliding windows: two of its three groups of layers need the last blocks only. One engine
+without the connector comes first: its answers are the measure (see judge.py).
 """
 
 import argparse
@@ -137,9 +138,12 @@ class Check(offload.Check):
         core1, core2 = options.cores.split(",")
         nodes = [{"KVASIR_NETNS": namespace(number), "KVASIR_ENGINE_HOST": address(number)} for number in range(2)]
         nodes = nodes if options.namespaces else [{}, {}]
-        super().__init__(SimpleNamespace(port=first, cores=core1, seed=options.seed, prompts=options.prompts, environment=nodes[0]))
+        if options.hybrid:
+            os.environ["KVASIR_TEST_MODEL"] = "hybridmodel"
+        common = {"hybrid": options.hybrid}
+        super().__init__(SimpleNamespace(port=first, cores=core1, seed=options.seed, prompts=options.prompts, environment=nodes[0], **common))
         self.other = offload.Check(
-            SimpleNamespace(port=second, cores=core2, seed=options.seed + 1, prompts=0, environment=nodes[1]))
+            SimpleNamespace(port=second, cores=core2, seed=options.seed + 1, prompts=0, environment=nodes[1], **common))
         self.settings = options
         self.part, self.other.part = "shared-small", "shared"
         self.pools = [Pool(options, number) for number in range(options.pools)]
@@ -147,6 +151,11 @@ class Check(offload.Check):
 
     def count(self, name):
         return sum(pool.count(name) for pool in self.pools)
+
+    def blocks(self, answers):
+        """Blocks that the pools get of these prompts."""
+        groups = offload.HYBRID_GROUPS if self.is_hybrid else 1
+        return groups * sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in answers)
 
     def settle(self, blocks):
         """Waits until so many blocks are in the pools, and tells how long that took."""
@@ -197,7 +206,7 @@ class Check(offload.Check):
         before = self.kept()
         answers = self.ask_all(long)
         self.compare("computed by the first", answers, owns)
-        blocks = sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in answers)
+        blocks = self.blocks(answers)
         seconds = self.settle(before + blocks)
         print(f"  {blocks} blocks were in the pools {seconds:.1f} s after the last answer", flush=True)
         if self.settings.disk:
@@ -213,8 +222,11 @@ class Check(offload.Check):
         self.other.cached("the second, which has computed none of them", came)
         self.other.forget()
         self.other.compare("what the second took from the pools", self.other.ask_all(long), owns)
-        read = self.far_read()
-        self.say(read >= blocks, f"{read} blocks came from the pools, of {blocks}")
+        read, wanted = self.far_read(), blocks
+        if self.is_hybrid:
+            # Of the groups with windows their last blocks.
+            wanted = blocks // offload.HYBRID_GROUPS + len(long) * (offload.HYBRID_GROUPS - 1) * offload.WINDOW_BLOCKS
+        self.say(read >= wanted, f"{read} blocks came from the pools, of {wanted}")
         self.other.forget()
         # Blocks of a pool that is reached by shared memory are read there each time.
         self.other.ask_all(once, "pools, once more" if self.settings.transport == "shm" else "its own host memory")
@@ -225,8 +237,7 @@ class Check(offload.Check):
         self.at_ease()
         fresh = [self.prompt(offload.LONG, 1) for _ in range(2)]
         before = self.kept()
-        blocks = sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in self.other.ask_all(fresh))
-        self.settle(before + blocks)
+        self.settle(before + self.blocks(self.other.ask_all(fresh)))
         self.cached("the first, of what the second computed", self.ask_all(fresh))
 
     def far_read(self):
@@ -270,8 +281,7 @@ class Check(offload.Check):
             for attempt in range(1, AGAIN_MAX + 1):
                 fresh = [self.prompt(count, 1)]
                 before = self.count("registered_blocks_total")
-                blocks = sum((answer.usage["prompt_tokens"] - 1) // offload.BLOCK for answer in one.ask_all(fresh))
-                wanted, until = before + blocks, time.monotonic() + AGAIN_SECONDS
+                wanted, until = before + self.blocks(one.ask_all(fresh)), time.monotonic() + AGAIN_SECONDS
                 while self.count("registered_blocks_total") < wanted and time.monotonic() < until:
                     time.sleep(0.05)
                 answers = other.ask_all(fresh)
@@ -314,7 +324,10 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=7)
     parser.add_argument("--namespaces", action="store_true", help="a network namespace for each engine with its pool")
+    parser.add_argument("--hybrid", action="store_true", help="a model with sliding windows in three groups of layers")
     options = parser.parse_args()
+    if options.hybrid and options.disk:
+        parser.error("--hybrid has no --disk")
     if options.namespaces:
         if options.pools != 2:
             parser.error("--namespaces has two nodes with a pool each")

@@ -534,7 +534,7 @@ typedef struct kvasir_kv_prompt {
     uint32_t may_fetch;              /* 1: the tiers that are not on this node come into question; 0: they have been asked; 2: see below */
     uint32_t others;                 /* with `may_fetch` 2: so many identities, from the first on, are known to be there; else 0 */
     const kvasir_kv_group *groups;   /* beside the blocks above, which all layers need that are in none of them */
-    size_t group_count;              /* at most 64; with groups `may_fetch` must be 0 */
+    size_t group_count;              /* at most 64 */
 } kvasir_kv_prompt;
 
 /* Never grows. */
@@ -546,7 +546,8 @@ typedef struct kvasir_kv_plan {
 
 /*
  * Says what gives a prompt's first token soonest: to compute it, to load blocks that this node has and compute the rest, or to
- * fetch blocks from other nodes and then plan again without `may_fetch`. With `may_fetch` 1 the library judges by what earlier
+ * fetch blocks from other nodes and then plan again without `may_fetch`. With groups the prompt's own blocks are fetched first; then,
+ * of each group, what it needs before the end of those that are here. With `may_fetch` 1 the library judges by what earlier
  * fetches have found; with 2 the first `others` identities are known to be there, and they are fetched if that takes less time than
  * computing them. The library measures its tiers by the loads and fetches
  * that it carries out, and learns from kvasir_kv_observe_prefill how fast the engine is; before that it takes both for what is usual, and

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::plan::{
     Choice, Exploration, ExplorationConfig, Group, PlanConfig, PrefillEstimate, RecomputeModel, Request,
-    Tier, TierSet, TierSpeeds, plan,
+    Tier, TierSet, TierSpeeds, loadable, plan,
 };
 use crossbeam_queue::SegQueue;
 use kvstore_block::BlockIdentity;
@@ -292,7 +292,8 @@ impl Shared {
         let chosen = plan(&self.planning, &request, &speeds, &estimates.recompute);
         let Request { block_bytes, block_tokens, prompt_tokens, device_blocks, queued_bytes, .. } = request;
         let Request { queued_tokens, previous, .. } = request;
-        let available = held.len() - prompt.device_blocks;
+        let loadable = loadable(&request);
+        let available = loadable - prompt.device_blocks;
         let others = match others {
             // The count concerns the nodes alone: further tiers may have more.
             Others::Hold(_) if self.others[..] != [Tier::Remote] => Others::Unknown,
@@ -305,11 +306,14 @@ impl Shared {
         };
         let nearest = self.others.first().filter(|_| missing > 0);
         let question = nearest.map(|tier| {
-            let context = (held.len() * prompt.block_tokens) as u32;
+            let context = (loadable * prompt.block_tokens) as u32;
             let rest = (prompt.tokens as u32).saturating_sub(context);
             let compute = estimates.recompute.expected(rest, context, prompt.queued_tokens);
             let speed = &speeds[tier.index()];
-            let fetch = speed.expected(bytes * missing as u64, 0);
+            let end = loadable + missing;
+            let windows = prompt.groups.iter().map(|group| group.window_blocks.min(end - device_blocks));
+            let blocks = end.saturating_sub(held.len()) + windows.sum::<usize>();
+            let fetch = speed.expected(bytes * blocks as u64, 0);
             let gain_s = match others {
                 Others::Hold(_) => {
                     let fetched = (missing * prompt.block_tokens) as u32;

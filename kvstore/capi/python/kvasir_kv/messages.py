@@ -70,7 +70,7 @@ class Question:
 
     The engine has `held` blocks of it and `hashes` name the next ones, in a prompt of `tokens` tokens; before it the engine computes
     `queued_tokens` of others. With `may_fetch` the hashes begin with the prompt's very first block, and what is not here is brought here from
-    other nodes first, if that is worth it. `groups` are the hashes of further groups of layers, as many each, with the number of
+    other nodes first, if that is worth it. `groups` are the hashes of further groups of layers, of the same blocks, with the number of
     blocks before the first computed one that each needs.
     """
 
@@ -87,10 +87,15 @@ class Question:
     others: int | None = None
     """How many blocks of the prompt, from its first one on, other nodes are known to hold; None: not known."""
 
+    def wanted(self, hashes: list[bytes]) -> list[bytes]:
+        """Of `hashes`, or those of a group: the blocks behind those that the engine has."""
+        return hashes[self.held :] if self.may_fetch else hashes
+
     @property
-    def wanted(self) -> list[bytes]:
-        """Hashes of the blocks behind those that the engine has."""
-        return self.hashes[self.held :] if self.may_fetch else self.hashes
+    def blocks_max(self) -> int:
+        """How many blocks may be brought here from other nodes."""
+        prefix = len(self.wanted(self.hashes))
+        return prefix + sum(min(window, prefix) for _, window in self.groups)
 
 
 @dataclass(frozen=True)

@@ -598,12 +598,13 @@ class Scheduler:
         return max(min(tracked.asked + tracked.answer, stop) - first, 0)
 
     def _question(self, tracked: _Tracked, first: int, stop: int, may_fetch: bool) -> Question:
-        # Object storage has whole runs: the block that is computed again may be the last of one.
-        wanted = range(0, self._hashed(tracked.request)) if may_fetch else range(first, stop)
+        # Object storage has whole runs: the block that is computed again may be the last of one. What groups need depends on the end.
+        last = stop if self._all_or_nothing else self._hashed(tracked.request)
+        wanted = range(0, last) if may_fetch else range(first, stop)
         names, tokens = self._names(tracked, wanted.start, wanted.stop), tracked.request.num_tokens
         queued = sum(self._uncomputed_tokens.values())
         groups = [
-            (self._names(tracked, first, stop, group), _WHOLE_PREFIX if window is None else window)
+            (self._names(tracked, wanted.start, wanted.stop, group), _WHOLE_PREFIX if window is None else window)
             for group, window in enumerate(self._windows)
             if group != self._prefix_group
         ]

@@ -56,7 +56,7 @@ from .vllm_engine import (
     has_stable_hashes,
     memory_of,
     refuse,
-    refuse_sharing,
+    refuse_group_handoff,
     refuse_handoff,
     windows,
     worker_facts,
@@ -123,7 +123,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config or {})
         refuse(vllm_config, kv_cache_config)
-        refuse_sharing(kv_cache_config, self._settings)
+        refuse_group_handoff(kv_cache_config, self._settings)
         refuse_handoff(vllm_config, self._settings)
         transfer = self._settings.transfer
         exposed = handoff.exposure(transfer, self._settings.rdma) if transfer is not None else None

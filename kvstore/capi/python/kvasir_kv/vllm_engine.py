@@ -96,18 +96,11 @@ def has_stable_hashes() -> bool:
     return hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") or "PYTHONHASHSEED" in os.environ
 
 
-def refuse_sharing(caches: "KVCacheConfig", settings: Settings) -> None:
-    """Raises what of its store's configuration an engine with several groups of layers can't have."""
-    if windows(caches) == [None]:
-        return
-    if settings.transfer is not None:
+def refuse_group_handoff(caches: "KVCacheConfig", settings: Settings) -> None:
+    """Raises that an engine with several groups of layers can't hand blocks over."""
+    if windows(caches) != [None] and settings.transfer is not None:
         raise ValueError(
             "KvasirConnector: blocks of several groups of layers, or of sliding windows, are not handed over: leave section transfer out"
-        )
-    if settings.is_fetching:
-        raise ValueError(
-            "KvasirConnector: blocks of several groups of layers, or of sliding windows, are not brought from other nodes: leave remote_tier "
-            "and object_tier out"
         )
 
 

@@ -62,18 +62,20 @@ class KvasirStats(KVConnectorStats):
     """Counters add up; of each worker's store the last values hold.
 
     `data` is `{"counters": {name: count}, "stores": {worker: {name: value}}, "nodes": {worker: {node: {name: value}}},
-    "rails": {worker: {rail: {name: value}}}, "stages": {worker: {stage: times}}, "shared": {"stores": names, "tag": tag, "was_reset": True}}`, with times as
-    `Store.stage_times` has them, and each key of "shared" only where it is known.
+    "rails": {worker: {rail: {name: value}}}, "stages": {worker: {stage: times}},
+    "shared": {"stores": names, "tag": tag, "was_reset": True}}`, with times as `Store.stage_times` has them, and each key of "shared" only where
+    it is known.
     """
+
+    def __init__(self, data: dict[str, Any] | None = None) -> None:
+        super().__init__({} if data is None else data)
+        for section in SECTIONS:
+            self.data.setdefault(section, {})
 
     @classmethod
     def of(cls, counters: dict[str, int]) -> "KvasirStats":
         """Stats with these counters."""
-        return cls(data={"counters": counters})
-
-    def __post_init__(self) -> None:
-        for section in SECTIONS:
-            self.data.setdefault(section, {})
+        return cls({"counters": counters})
 
     def add_store(self, worker: str, values: dict[str, int], nodes: dict[str, dict[str, int]]) -> None:
         """Adds what a worker's store and its hand-offs count, and what the store knows of other nodes."""

@@ -63,6 +63,17 @@ class HandOff:
 
 
 @dataclass
+class _Fetch:
+    """A prompt's blocks that other nodes are asked for: first those of the group that needs all, then those of the others before the end of
+    what came."""
+
+    question: Question
+    until: float
+    under_way: int = 0
+    """Fetches of the store whose completions are to come."""
+
+
+@dataclass
 class _Pushing:
     """A push, layer by layer."""
 
@@ -101,8 +112,8 @@ class Worker:
         self._loads: deque[_Transfer] = deque()
         self._saves: deque[_Transfer] = deque()
         self._under_way: dict[int, _Transfer] = {}
-        self._fetches: dict[int, Question] = {}
-        """Questions that other nodes were asked, by their numbers, which no job has."""
+        self._fetches: dict[int, _Fetch] = {}
+        """By their numbers, which no job has."""
         self._questions: deque[Question] = deque()
         """Questions that wait: what all of them bring together would not fit into host memory."""
         self._fetching = 0
@@ -138,8 +149,8 @@ class Worker:
         return Answer(plan.blocks, plan.deadline, plan.operation == Operation.FETCH)
 
     def _plan(self, question: Question, may_fetch: bool) -> Plan:
-        names = identity.identities(self._key, question.wanted)
-        groups = [(identity.identities(self._key, hashes), window) for hashes, window in question.groups]
+        names = identity.identities(self._key, question.wanted(question.hashes))
+        groups = [(identity.identities(self._key, question.wanted(hashes)), window) for hashes, window in question.groups]
         tokens, block_tokens, queued = question.tokens, question.block_tokens, question.queued_tokens
         try:
             others = None if question.others is None else max(question.others - question.held, 0)
@@ -184,29 +195,39 @@ class Worker:
         """Answers questions, or asks other nodes first, as far as there is room for their blocks."""
         while self._questions:
             question = self._questions[0]
-            wanted = len(question.wanted)
-            if question.may_fetch and self._fetches and self._fetching + wanted > self._fetching_limit():
+            if question.may_fetch and self._fetches and self._fetching + question.blocks_max > self._fetching_limit():
                 return
             self._questions.popleft()
             plan = self._plan(question, question.may_fetch)
             if plan.operation == Operation.FETCH:
-                if self._fetch(question, plan.deadline):
-                    self._fetching += wanted
+                if self._fetch(_Fetch(question, time.monotonic() + plan.deadline), question.number, question.hashes, question.held):
+                    self._fetching += question.blocks_max
                     continue
                 plan = self._plan(question, False)
             self._report.answers[question.number] = Tally(1, plan.blocks, plan.deadline)
 
-    def _fetch(self, question: Question, deadline: float) -> bool:
-        """Asks other nodes for blocks that are not here. False when it cannot."""
+    def _fetch(self, fetch: _Fetch, number: int, hashes: list[bytes], held: int) -> bool:
+        """Asks other nodes for blocks that are not here, behind the first `held`. False when it cannot."""
         try:
-            names = identity.identities(self._key, question.hashes)
-            taken = self._store.fetch(question.number, names, question.held, deadline, question.tenant)
+            names = identity.identities(self._key, hashes)
+            taken = self._store.fetch(number, names, held, max(fetch.until - time.monotonic(), 1e-6), fetch.question.tenant)
         except StoreError as problem:
             self._failed("fetch", str(problem))
             return False
         if taken:
-            self._fetches[question.number] = question
+            self._fetches[number] = fetch
+            fetch.under_way += 1
         return taken
+
+    def _fetch_groups(self, fetch: _Fetch, blocks: int) -> None:
+        """Asks for what the other groups of layers need before the end of so many blocks of the prompt."""
+        question = fetch.question
+        for hashes, window in question.groups:
+            if blocks <= question.held or fetch.until <= time.monotonic():
+                return
+            self._numbers += 1
+            # What is not fetched is computed.
+            self._fetch(fetch, self._numbers, hashes[:blocks], max(blocks - window, question.held))
 
     def _fetching_limit(self) -> int:
         """A part of host memory, so that blocks stay there until they are loaded."""
@@ -215,10 +236,15 @@ class Worker:
         return self._fetching_max
 
     def _fetched(self, completion: Completion) -> None:
-        question = self._fetches.pop(completion.user)
-        self._fetching -= len(question.wanted)
+        fetch = self._fetches.pop(completion.user)
+        question, fetch.under_way = fetch.question, fetch.under_way - 1
         if completion.failure:
             self._failed("fetch", completion.failure)
+        elif completion.user == question.number:
+            self._fetch_groups(fetch, completion.blocks)
+        if fetch.under_way:
+            return
+        self._fetching -= question.blocks_max
         plan = self._plan(question, False)
         self._report.answers[question.number] = Tally(1, plan.blocks, plan.deadline)
 
@@ -245,10 +271,10 @@ class Worker:
         self._submit()
         while finished := self._store.poll():
             for completion in finished:
-                if completion.user >= _PUSHES:
-                    self._layers_copied(completion)
-                elif completion.user in self._fetches:
+                if completion.user in self._fetches:
                     self._fetched(completion)
+                elif completion.user >= _PUSHES:
+                    self._layers_copied(completion)
                 else:
                     self._finish(completion)
         self._submit()

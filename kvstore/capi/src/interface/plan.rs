@@ -112,9 +112,6 @@ unsafe fn read(prompt: *const Prompt) -> Result<Prompt, Failure> {
     if prompt.group_count > GROUPS_MAX {
         return Err(invalid("group_count is above 64"));
     }
-    if prompt.group_count > 0 && prompt.may_fetch != 0 {
-        return Err(invalid("may_fetch is not 0, and blocks of groups are not fetched"));
-    }
     Ok(prompt)
 }
 

@@ -377,7 +377,7 @@ class Sides(unittest.TestCase):
                     self.assertEqual(question.others, 3 if here == 1 else None)
                     if question.may_fetch:
                         return Answer(4) if here == 4 else Answer(0, 1.0, True)
-                    return Answer(min(2, len(question.wanted)), 0.5)
+                    return Answer(min(2, len(question.wanted(question.hashes))), 0.5)
 
                 nearby = None if here is None else look
                 scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: nearby, is_fetching=True)

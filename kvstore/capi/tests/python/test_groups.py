@@ -5,15 +5,16 @@ before each step that the blocks which the step attends to are right.
 """
 
 import random
+import tempfile
 import unittest
 
 from kvasir_kv.library import Library, Memory, Store
-from kvasir_kv.messages import Answer, Question, Report, Tally
+from kvasir_kv.messages import Answer, Prefill, Question, Report, Step, Tally
 from kvasir_kv.planes import layout
 from kvasir_kv.scheduler import Scheduler
 from kvasir_kv.worker import Worker
 from memory import Tensor
-from test_engine import BLOCK_BYTES, TOKENS, Pool, Request, configuration, content
+from test_engine import BLOCK_BYTES, TOKENS, Pool, Request, configuration, content, wait_until
 
 WINDOW = 2
 WINDOW_TOKENS = WINDOW * TOKENS + 1
@@ -23,14 +24,14 @@ WINDOW_TOKENS = WINDOW * TOKENS + 1
 class Engine:
     """As vLLM's does it: groups share a pool, block 0 is the place of blocks that a group does not need."""
 
-    def __init__(self, store: Store, blocks: int, windows: tuple[int | None, ...], look=None) -> None:
+    def __init__(self, store: Store, blocks: int, windows: tuple[int | None, ...], look=None, **more: bool) -> None:
         self.tensor, self.windows, self.pool = Tensor((blocks, BLOCK_BYTES)), windows, Pool(blocks)
         self.pool.take(1)
         self.pool.blocks[0].is_null = True
         tensors = store.register(layout({"layer": self.tensor}, blocks).planes, blocks, Memory.HOST)
         self.worker = Worker(store, tensors, b"k" * 32, BLOCK_BYTES)
         near = look or self.worker.look
-        self.scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: near, windows=windows)
+        self.scheduler = Scheduler(TOKENS, TOKENS, 1, 1000, nearby=lambda: near, windows=windows, **more)
         self.scheduler.bind(self.pool)
         self.wrong: list[str] = []
         self.loaded = self.failed = 0
@@ -122,8 +123,8 @@ class Engine:
 
 
 class Groups(unittest.TestCase):
-    def store(self, blocks: int = 1000) -> Store:
-        store = Store.open(Library(), configuration(blocks))
+    def store(self, blocks: int = 1000, more: str = "") -> Store:
+        store = Store.open(Library(), configuration(blocks) + more)
         self.addCleanup(store.close)
         return store
 
@@ -151,6 +152,42 @@ class Groups(unittest.TestCase):
         other.run(self.prompt("second", 20 * TOKENS))
         self.assertEqual((other.loaded, other.wrong), (0, []))
 
+    def test_what_all_groups_need_comes_from_elsewhere(self) -> None:
+        prompt = self.prompt("first", 20 * TOKENS)
+        for windows, taken in ((None, WINDOW), 19 + 2), ((WINDOW, None, WINDOW, None), 19 + 2 + 2 + 19), ((WINDOW,), 19):
+            with self.subTest(windows=windows), tempfile.TemporaryDirectory() as folder:
+                far = f'[object_tier]\nurl = "file://{folder}"\nrun = "1"\n'
+                one, two = (Engine(self.store(more=far), 200, windows, is_fetching=True) for _ in range(2))
+                # Object storage is slow: worth asking only where computing is slower.
+                two.worker.load(Step(prefills=[Prefill(1000, 0, 10.0)] * 50))
+                one.run(prompt)
+                wait_until(lambda: one.worker.statistics()["far_written"] == 20 * len(windows))
+                two.run(Request("second", prompt.tokens))
+                self.assertEqual((two.loaded, two.failed, two.wrong), (19, 0, []))
+                self.assertEqual(two.worker.statistics()["far_read"], taken)
+                # A conversation that goes on: the windows of its new end are not there, and are computed.
+                longer = prompt.tokens + self.prompt("", 10 * TOKENS, seed=2).tokens
+                two.run(Request("longer", longer))
+                self.assertEqual((two.failed, two.wrong), (0, []))
+                self.assertFalse(two.scheduler.is_waiting())
+
+    def test_windows_that_are_nowhere_cost_no_load(self) -> None:
+        """Another engine has stored the prefix and none of the windows."""
+        prompt = self.prompt("first", 20 * TOKENS)
+        with tempfile.TemporaryDirectory() as folder:
+            far = f'[object_tier]\nurl = "file://{folder}"\nrun = "1"\n'
+            one = Engine(self.store(more=far), 200, (None,), is_fetching=True)
+            one.run(prompt)
+            wait_until(lambda: one.worker.statistics()["far_written"] == 20)
+            two = Engine(self.store(more=far), 200, (None, WINDOW), is_fetching=True)
+            two.worker.load(Step(prefills=[Prefill(1000, 0, 10.0)] * 50))
+            two.run(Request("second", prompt.tokens))
+            self.assertEqual((two.loaded, two.failed, two.wrong), (0, 0, []))
+            self.assertEqual((two.worker.statistics()["far_read"], two.worker.take_counters()["saved_blocks"]), (19, 40))
+            # Now the windows are in the store, and nobody need be asked.
+            two.run(Request("third", prompt.tokens))
+            self.assertEqual((two.loaded, two.failed, two.wrong), (19, 0, []))
+
     def test_a_load_of_which_a_part_is_missing_fails_as_a_whole(self) -> None:
         for windows in (None, WINDOW), (WINDOW,):
             with self.subTest(windows=windows):
@@ -158,7 +195,7 @@ class Groups(unittest.TestCase):
                 saved = Engine(store, 200, windows)
                 saved.run(self.prompt("first", 10 * TOKENS))
                 # It is told of more blocks than there are.
-                look = lambda question: Answer(len(question.wanted), 1.0)
+                look = lambda question: Answer(len(question.wanted(question.hashes)), 1.0)
                 engine = Engine(store, 200, windows, look)
                 request = self.prompt("longer", 10 * TOKENS)
                 request = Request("longer", request.tokens + self.prompt("", 10 * TOKENS, seed=2).tokens)
@@ -173,7 +210,7 @@ class Groups(unittest.TestCase):
         prompt = self.prompt("first", 20 * TOKENS)
         # The store has the whole prefix, and nothing of the windows.
         Engine(store, 200, (None,)).run(prompt)
-        look = lambda question: Answer(len(question.wanted), 1.0)
+        look = lambda question: Answer(len(question.wanted(question.hashes)), 1.0)
         told_wrong = Engine(store, 200, (None, WINDOW), look)
         told_wrong.run(Request("second", prompt.tokens))
         self.assertEqual((told_wrong.failed, told_wrong.loaded, told_wrong.wrong), (1, 0, []))

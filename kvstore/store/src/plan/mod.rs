@@ -30,7 +30,7 @@ pub(crate) use config::PlanConfig;
 pub(crate) use explore::{Exploration, ExplorationConfig};
 pub use gate::BandwidthLimit;
 pub(crate) use gate::{Admission, BandwidthGate, Priority};
-pub(crate) use planner::{Choice, Group, Request, plan};
+pub(crate) use planner::{Choice, Group, Request, loadable, plan};
 pub(crate) use recompute::{PrefillEstimate, RecomputeModel};
 pub use returns::ReturnConfig;
 pub(crate) use returns::ReturnTimes;

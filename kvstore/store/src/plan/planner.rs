@@ -114,6 +114,24 @@ impl<'a> GroupBlocks<'a> {
     }
 }
 
+/// The most leading blocks of a prompt that could be onboarded with all that its groups need, those on the device included.
+#[must_use]
+pub(crate) fn loadable(request: &Request<'_>) -> usize {
+    let start = request.device_blocks;
+    let mut of_groups = GroupBlocks::new(request.groups, start);
+    let mut loadable = start;
+    for at in start..request.held.len() {
+        if request.held[at].is_empty() {
+            break;
+        }
+        of_groups.advance(at);
+        if of_groups.missing == 0 {
+            loadable = at + 1;
+        }
+    }
+    loadable
+}
+
 fn first_holder(held: &[TierSet], at: usize) -> Option<usize> {
     let holders = held.get(at)?;
     Tier::ALL.into_iter().find(|tier| holders.contains(*tier)).map(Tier::index)

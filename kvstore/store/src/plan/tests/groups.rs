@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::plan::speed::SpeedSnapshot;
 use crate::plan::tests::sweep::{self, PREFILL};
 use crate::plan::tests::testing::{Random, SimulatedNode, speed};
-use crate::plan::{Choice, Group, PlanConfig, RecomputeModel, Request, TIERS, Tier, TierSet, plan};
+use crate::plan::{Choice, Group, PlanConfig, RecomputeModel, Request, TIERS, Tier, TierSet, loadable, plan};
 
 const DISK: TierSet = TierSet::EMPTY.with(Tier::Disk);
 
@@ -62,6 +62,9 @@ fn a_plan_has_all_that_groups_need_and_is_as_good_as_any_that_has() {
             .collect();
         let request = Request { groups: &groups, device_blocks, ..sweep::request(&held, Choice::Recompute) };
         let chosen = plan(&config, &request, &speeds, &worker);
+        let most =
+            (device_blocks..=blocks).rev().find(|&end| seconds(&request, &speeds, &worker, end).is_some());
+        assert_eq!(Some(loadable(&request)), most, "seed {seed}");
         let reached = seconds(&request, &speeds, &worker, chosen.recompute_from);
         let reached = reached.unwrap_or_else(|| panic!("seed {seed}: {} has holes", chosen.recompute_from));
         let all = (device_blocks..=blocks).filter_map(|blocks| seconds(&request, &speeds, &worker, blocks));
