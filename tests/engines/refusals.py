@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from kvasir_kv.settings import Settings
-from kvasir_kv.vllm_engine import group_facts, refuse, refuse_handoff, refuse_sharing, windows
+from kvasir_kv.vllm_engine import group_facts, refuse, refuse_group_handoff, refuse_handoff, windows
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -49,7 +49,7 @@ def check(
     try:
         refuse(config, caches)
         settings = Settings.parse({"store": {"host_tier": {"capacity": "1 GiB"}, **(store or {})}})
-        refuse_sharing(caches, settings)
+        refuse_group_handoff(caches, settings)
         refuse_handoff(config, settings)
     except ValueError as problem:
         return str(problem)
@@ -71,7 +71,7 @@ def main():
         ("speculation over one window", check(specs=(WINDOW,), draft=object()), "speculative decoding"),
         ("speculation", check(draft=object()), ""),
         ("hand-offs of windows", check(specs=(WINDOW,), store={"transfer": {}}), "not handed over"),
-        ("windows from other nodes", check(specs=(FULL, WINDOW), store={"remote_tier": {"nodes": ["a:1"]}}), "not brought"),
+        ("windows from other nodes", check(specs=(FULL, WINDOW), store={"remote_tier": {"nodes": ["a:1"]}}), ""),
         ("hand-offs", check(store={"transfer": {}}), ""),
         ("pipeline stages", check(pipeline_parallel_size=2), ""),
         ("pipeline stages and windows", check(specs=(FULL, WINDOW), pipeline_parallel_size=2), "need one group of full attention"),
