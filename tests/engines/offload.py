@@ -33,9 +33,9 @@ SMALL_POOL = ("--num-gpu-blocks-override", "64", "--max-model-len", "1024")
 # vLLM on a CPU allocates the tensors between stages when it warms up, which it leaves out with --enforce-eager (serve.sh): the backend `eager`
 # warms up and compiles nothing.
 STAGES_WARM_UP = ("--no-enforce-eager", "--compilation-config", '{"mode": 1, "backend": "eager"}')
-# Three groups of layers need three blocks for 32 tokens.
 HYBRID_GROUPS = 3
 WINDOW_BLOCKS = 16  # of 512 tokens
+# Three groups of layers need three blocks for 32 tokens.
 HYBRID_POOL = ("--num-gpu-blocks-override", "1400")
 # vLLM alone answers one of the long prompts 0.19 in log-probability apart behind three of sixteen cached beginnings, and at most 0.03 behind the
 # others: so many are asked for.
@@ -187,7 +187,7 @@ class Check:
         wanted = cached // BLOCK
         if self.is_hybrid:
             # Of the two groups with windows their last blocks, too.
-            wanted += len(answers) * 2 * WINDOW_BLOCKS
+            wanted += len(answers) * (HYBRID_GROUPS - 1) * WINDOW_BLOCKS
         good = loaded == wanted if self.is_hybrid else loaded >= wanted
         self.say(good, f"the connector has loaded {loaded} blocks, of {wanted}")
         once = [body | {"max_tokens": 1} for body in long]
@@ -284,19 +284,21 @@ class Check:
     def crowded(self, short, owns):
         before = metric(self.url, "vllm:num_preemptions_total")
         for round in ("at once", "at once, again"):
+            began = time.monotonic()
             with concurrent.futures.ThreadPoolExecutor(len(short)) as threads:
                 answers = list(threads.map(self.ask, short))
+            seconds = time.monotonic() - began
             self.compare(round, answers, owns)
             self.forget()
-        self.hang_up(short, owns)
+        self.hang_up(short, owns, seconds)
         preempted = metric(self.url, "vllm:num_preemptions_total") - before
         self.say(preempted > 0, f"{preempted:.0f} requests were preempted")
         self.say(self.counter("loaded_blocks_total") > 0, f"{self.counter('loaded_blocks_total')} blocks were loaded")
 
-    def hang_up(self, short, owns):
-        """Clients leave while their prompts are loaded, computed and saved; all blocks must be free afterwards."""
+    def hang_up(self, short, owns, seconds):
+        """Clients leave while their prompts are loaded, computed and saved, which takes so many seconds; all blocks must be free afterwards."""
         self.forget()
-        patience = [self.chance.uniform(0.02, 0.6) for _ in short]
+        patience = [self.chance.uniform(0.02, 0.6 * seconds) for _ in short]
         with concurrent.futures.ThreadPoolExecutor(len(short)) as threads:
             left = list(threads.map(lambda body, seconds: chat(self.url, body, seconds).broken != "", short, patience))
         self.forget()

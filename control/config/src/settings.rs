@@ -641,7 +641,8 @@ section! {
         /// The memory that devices are chosen for: `gpu0`, a PCI address, `host`, `host:1` (a NUMA node). `auto` is the GPU of
         /// this process (its only one, or the first of `CUDA_VISIBLE_DEVICES`), else host memory of the NUMA node that its
         /// processors are of. GPUs are numbered by PCI address, as with `CUDA_DEVICE_ORDER=PCI_BUS_ID`. The log says which ports
-        /// are used and why others are not.
+        /// are used and why others are not. Host memory of a worker's or a store's tiers is taken from its NUMA node, as far as
+        /// that has some.
         near: String = "auto".to_owned();
         /// Where peers connect to make queue pairs; with a port other than 0 each further rail takes the next one. An
         /// address other than loopback is needed for other hosts, which pass over a loopback one.

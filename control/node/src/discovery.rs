@@ -15,6 +15,7 @@ use control_discovery::{
     follow,
 };
 use router_engines::dialect::{self, Engine};
+use router_engines::exposition;
 use router_engines::key::EngineKeys;
 use router_fleet::{DEFAULT_POOL, Fleet, Pool, WorkerSpec};
 use router_gateway::Gateway;
@@ -267,9 +268,8 @@ impl Shown {
                 (format!("kvasir_discovery_{name}"), if suffix.is_empty() { "gauge" } else { "counter" });
             let _infallible = writeln!(out, "# HELP {family} {help}.\n# TYPE {family} {kind}");
             for source in &self.sources {
-                let label = source.name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-                let value = value(source);
-                let _infallible = writeln!(out, "{family}{suffix}{{source=\"{label}\"}} {value}");
+                let (label, value) = (exposition::label("source", &source.name), value(source));
+                let _infallible = writeln!(out, "{family}{suffix}{{{label}}} {value}");
             }
         }
         let family = "kvasir_discovery_lag_seconds";

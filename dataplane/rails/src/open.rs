@@ -388,17 +388,12 @@ pub struct NearestPorts {
 /// [`RailsError::Near`] when the place is none of this machine.
 pub fn nearest_ports(near: Option<&Place>, known: &[String]) -> Result<NearestPorts, RailsError> {
     let topology = Topology::read(Path::new("/"));
-    let memory = memory_near(near, &topology)?;
+    let memory = match near {
+        Some(place) => place.memory(&topology)?,
+        None => topology.memory_of_process(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()),
+    };
     let (rails, excluded) = select_local(&topology, memory);
     Ok(NearestPorts { memory, ports: ports_of(&rails, known), excluded })
-}
-
-/// The memory at a place, or that this process works beside.
-fn memory_near(near: Option<&Place>, topology: &Topology) -> Result<Memory, RailsError> {
-    match near {
-        Some(place) => Ok(place.memory(topology)?),
-        None => Ok(topology.memory_of_process(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())),
-    }
 }
 
 /// The NUMA node that a process's memory and threads should be on.
@@ -416,12 +411,19 @@ pub fn is_here(place: &Place) -> bool {
     place.memory(&Topology::read(Path::new("/"))).is_ok()
 }
 
-/// The NUMA node nearest to a place of this machine, or to this process's GPU or processors; `None` when the machine does not tell, has
-/// no such place, or the process may run on several nodes.
+/// The NUMA node nearest to a place of this machine; without one that of this process's processors, or of the first GPU of
+/// `CUDA_VISIBLE_DEVICES` where it may run on several nodes. `None` when the machine does not tell, or has no such place.
 #[must_use]
 pub fn nearest_node(near: Option<&Place>) -> Option<NearestNode> {
     let topology = Topology::read(Path::new("/"));
-    let node = topology.numa_node_of(memory_near(near, &topology).ok()?)?;
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let memory = match (near, topology.process.numa_node) {
+        (Some(place), _) => place.memory(&topology).ok()?,
+        (None, Some(node)) => Memory::Host { numa: Some(node) },
+        // A GPU that nobody has named may not be this process's.
+        (None, None) => topology.memory_of_process(Some(visible.as_deref()?)),
+    };
+    let node = topology.numa_node_of(memory)?;
     Some(NearestNode { number: node.number, cpus: node.cpus.clone() })
 }
 

@@ -31,7 +31,7 @@
  * and one for arrivals, each of which carries out one transfer after the other.
  * Blocking: kvasir_kv_get, _put and _delete wait for the store's threads and for the disk; a get for about 10 seconds
  * at most, after which it is a miss. Changes of one block wait for each other. kvasir_kv_open and _close wait for the
- * disk, kvasir_kv_match and _stats do not; kvasir_kv_unregister waits for transfers. An engine's loop uses
+ * disk, kvasir_kv_match, _stats and _nodes do not; kvasir_kv_unregister waits for transfers. An engine's loop uses
  * kvasir_kv_submit, kvasir_kv_submit_transfer, kvasir_kv_plan_prompt, kvasir_kv_observe_prefill, kvasir_kv_conversation, kvasir_kv_retain, the functions of hand-offs (which wait only while their thread has 16384
  * commands to take) and kvasir_kv_poll, which do not wait (poll as long as it is told to); as
  * many requests are under way at the disk as there are `queue.threads`, and for loads of several blocks up to eight
@@ -111,8 +111,9 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *   [store]
  *   slot = "128 KiB"            # the largest payload; "4 KiB" to "512 MiB". A slot has 448 bytes more, in whole 4 KiB
  *   [host_tier]
- *   capacity = "1 GiB"          # memory of all slots; taken shortly before it is used. At least one slot, at most the machine's
- *                               # or the control group's limit
+ *   capacity = "1 GiB"          # memory of all slots; taken shortly before it is used, as far as there is some from the NUMA node of
+ *                               # rdma.near, else of [device], else of the process's processors. At least one slot, at most the
+ *                               # machine's or the control group's limit
  *   eviction = "s3-fifo"        # which block goes when one must: "s3-fifo" or "lru"
  *   tenant_share = 1.0          # the part of this tier, and of [disk_tier], that the blocks of one tenant (kvasir_kv_transfer) may
  *                               # fill, wherever they come from; 0.001 to 1
@@ -195,8 +196,8 @@ size_t kvasir_kv_last_error(char *text, size_t bytes);
  *                                 # environment's KVASIR_TRANSFER_SECRET, if it is set
  *       lease = "30 s"            # how long blocks are kept for a receiver that does not come; "10 ms" to "10 min"
  *       busy_poll = false         # whether the thread that moves blocks never sleeps: it takes a core
- *       cores = ""                # cores on which that thread runs, like "0-3,8"; empty: those of the process, and with
- *                                 # [device] or rdma.near those of them that are beside it
+ *       cores = ""                # cores on which that thread runs, like "0-3,8"; empty: those of the process that are on the
+ *                                 # NUMA node of rdma.near, else of [device]; all of them where that is not known
  *       capacity = "256 MiB"      # memory through which blocks go, beside that of [host_tier]
  *       layers = 1                # layers of a block; 1 to 4096
  *       rows = 1                  # a layer of a block is laid out [rows][heads][head_bytes]; 1 to 1048576
@@ -299,7 +300,7 @@ typedef struct kvasir_kv_statistics {
     uint64_t checksummed_bytes; /* bytes whose checksums processors have taken, in all stores of the process */
     uint64_t disk_write_failures; /* writes to the disk that failed; with write = "through" they are tried again while the blocks are
                                    * in memory */
-    uint64_t far_searches;   /* searches of prompts' blocks on other nodes or in object storage */
+    uint64_t far_searches;   /* searches of prompts' blocks on other nodes or in object storage: a fetch each */
     uint64_t far_unanswered; /* questions of these searches to a tier that were not answered in time */
     uint64_t far_cut;        /* such searches that found blocks for which there was no room here */
     uint64_t far_not_asked;  /* blocks that `others` said were there and that plans did not ask for, at each kvasir_kv_plan_prompt */
@@ -316,8 +317,9 @@ int32_t kvasir_kv_stats(kvasir_kv *handle, kvasir_kv_statistics *statistics, siz
 
 /* One node of [remote_tier] as this store sees it. Later versions append fields. */
 typedef struct kvasir_kv_node_statistics {
-    char name[128];          /* as in `remote_tier.nodes`; longer names are cut */
-    uint64_t is_usable;      /* 1 while it is asked; 0 while it cannot be reached, or failed and is left alone */
+    char name[128];          /* as in `remote_tier.nodes`, before the "="; longer names are cut */
+    uint64_t is_usable;      /* 1 while it is asked; 0 until it has first answered, and while it cannot be reached, or failed and is left
+                              * alone */
     uint64_t latency_us;     /* of a look-up, smoothed */
     uint64_t requests;       /* sent to it */
     uint64_t timeouts;       /* requests that it did not answer in time */
@@ -333,7 +335,8 @@ typedef struct kvasir_kv_node_statistics {
 /*
  * Writes state and counters of at most `room` nodes, in the configuration's order, each into `node_bytes` bytes
  * (sizeof(kvasir_kv_node_statistics); of a shorter structure the first fields are written); `*count` is how many there are, 0
- * without [remote_tier]. `nodes` may be null when `room` is 0.
+ * without [remote_tier]. `nodes` may be null when `room` is 0. OK, KVASIR_KV_INVALID_ARGUMENT for a null pointer, or
+ * KVASIR_KV_INVALID_HANDLE.
  */
 int32_t kvasir_kv_nodes(kvasir_kv *handle, kvasir_kv_node_statistics *nodes, size_t node_bytes, size_t room, size_t *count);
 
@@ -470,7 +473,7 @@ typedef struct kvasir_kv_transfer {
     uint32_t is_chain;           /* 1: each block hangs on the one before it, the first on `parent`; 0: each stands for itself,
                                     and `parent` is null, `position` 0 */
     uint32_t deadline_us; /* of a load or a fetch: how long it may take, as a plan says; 0: 10 s, or the tiers' deadlines together */
-    uint32_t held;        /* of a fetch: how many of the blocks, from the first on, the caller has itself; else 0 */
+    uint32_t held;        /* of a fetch: how many of the blocks, from the first on, the caller has or does not need; else 0 */
     uint32_t tenant;      /* of a save or a fetch: whose `host_tier.tenant_share` the blocks count against, below 2^32 - 1; 0: that of all
                              who have no number. Of a load 0. Who finds and reads a block is a matter of its identity alone */
     uint32_t reserved;    /* 0 */
@@ -496,7 +499,7 @@ typedef struct kvasir_kv_transfer {
  *
  * A fetch looks for blocks in the tiers that are not on this node ([remote_tier], then [object_tier]) and brings what it finds into
  * memory, or makes it readable in the memory of a pool on this host. Its identities are a chain from its very first block: each hangs on the one before it, as a save of a chain
- * told. The caller has the first `held` of them and does not need these. `payload_bytes` of its completion is how many of the
+ * told. The caller has the first `held` of them, or does not need them. `payload_bytes` of its completion is how many of the
  * blocks, from the first on, are here now, those that the caller has included: in memory, on the disk, or so. It ends within
  * `deadline_us` and the tiers' deadlines together, and at once when all blocks are here or there are no such tiers. Blocks that it
  * brought may be evicted like all others: load them soon.
@@ -546,8 +549,9 @@ typedef struct kvasir_kv_plan {
 
 /*
  * Says what gives a prompt's first token soonest: to compute it, to load blocks that this node has and compute the rest, or to
- * fetch blocks from other nodes and then plan again without `may_fetch`. With groups the prompt's own blocks are fetched first; then,
- * of each group, what it needs before the end of those that are here. With `may_fetch` 1 the library judges by what earlier
+ * fetch blocks from other nodes and then plan again without `may_fetch`. With groups the prompt's own chain is fetched first. If n of its
+ * blocks are here then, the first n of each group are fetched, with `held` = max(n - window_blocks, the prompt's `held`) and the same
+ * deadline; then it is planned again. Where n is known before (`others`), all may be fetched at once. With `may_fetch` 1 the library judges by what earlier
  * fetches have found; with 2 the first `others` identities are known to be there, and they are fetched if that takes less time than
  * computing them. The library measures its tiers by the loads and fetches
  * that it carries out, and learns from kvasir_kv_observe_prefill how fast the engine is; before that it takes both for what is usual, and

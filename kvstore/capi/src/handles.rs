@@ -27,8 +27,8 @@ pub(crate) struct Opened {
     pub(crate) tensors: Arc<Registry>,
     pub(crate) device: Option<Arc<Lanes>>,
     pub(crate) handoffs: Option<Arc<HandOffs>>,
-    /// Of the remote tier, where there is one.
-    pub(crate) remote: Option<Arc<RemoteCounters>>,
+    /// Counters of the remote tier; `None` without `[remote_tier]`.
+    pub(crate) remote_counters: Option<Arc<RemoteCounters>>,
 }
 
 struct Handles {

@@ -1,5 +1,7 @@
 //! The nodes of `[remote_tier]` as this store sees them.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use kvstore_remote::{NodeCounters, RemoteCounters};
 
 use crate::layout::text_field;
@@ -11,9 +13,9 @@ pub const NODE_NAME_BYTES: usize = 128;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeStatistics {
-    /// As in `remote_tier.nodes`, UTF-8 with a final 0; longer names are cut.
+    /// As in `remote_tier.nodes` before the `=`, UTF-8 with a final 0; longer names are cut.
     pub name: [u8; NODE_NAME_BYTES],
-    /// 1 while it is asked; 0 while it cannot be reached, or failed and is left alone.
+    /// 1 while it is asked; 0 until it has first answered, and while it cannot be reached, or failed and is left alone.
     pub is_usable: u64,
     /// Moving average of the time to answer a look-up, in microseconds.
     pub latency_us: u64,
@@ -44,25 +46,20 @@ impl NodeStatistics {
     }
 
     fn of_node(name: &str, node: &NodeCounters) -> Self {
-        let counted = node.snapshot();
-        let of = |name: &str| {
-            let found = counted.iter().find(|(known, ..)| *known == name);
-            debug_assert!(found.is_some(), "a node has no counter {name}");
-            found.map_or(0, |(.., value)| *value)
-        };
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Self {
             name: text_field(name),
-            is_usable: of("usable"),
-            latency_us: of("latency_us"),
-            requests: of("requests"),
-            timeouts: of("timeouts"),
-            refused: of("busy"),
-            failures: of("opened"),
-            read_blocks: of("hit_blocks"),
-            read_bytes: of("read_bytes"),
-            damaged_blocks: of("damaged_blocks"),
-            stored_blocks: of("stored_blocks"),
-            leases: of("leases"),
+            is_usable: read(&node.usable),
+            latency_us: read(&node.latency_us),
+            requests: read(&node.requests),
+            timeouts: read(&node.timeouts),
+            refused: read(&node.refused),
+            failures: read(&node.failures),
+            read_blocks: read(&node.read_blocks),
+            read_bytes: read(&node.read_bytes),
+            damaged_blocks: read(&node.damaged_blocks),
+            stored_blocks: read(&node.stored_blocks),
+            leases: read(&node.leases),
         }
     }
 }

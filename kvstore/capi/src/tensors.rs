@@ -124,6 +124,11 @@ impl PagedTensors {
         self.blocks
     }
 
+    /// Bytes of a block of all planes.
+    pub(crate) fn block_bytes(&self) -> usize {
+        self.planes.iter().map(|plane| plane.bytes).sum()
+    }
+
     pub(crate) fn planes(&self) -> &[PlaneRange] {
         &self.planes
     }

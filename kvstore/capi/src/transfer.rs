@@ -15,8 +15,14 @@ use crate::operation::{Outcome, by_store};
 use crate::registry::InUse;
 use crate::status::{Failure, Status};
 
-/// Blocks of a piece: as many are asked of the disk at a time by one thread.
+/// Least blocks of a piece: as many are asked of the disk at a time by one thread.
 const PIECE_BLOCKS: usize = 8;
+/// Bytes of a piece of a load, where its blocks are small: a disk needs as many under way for its bandwidth.
+const LOADED_PIECE_BYTES: usize = 4 << 20;
+/// A load that has so many pieces of [`PIECE_BLOCKS`] is cut into no fewer, for threads that help.
+const PIECES_MIN: usize = 16;
+/// Most blocks of a piece.
+const PIECE_BLOCKS_MAX: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
@@ -43,6 +49,7 @@ pub(crate) struct Blocks {
 #[derive(Debug)]
 pub(crate) struct Transfer {
     what: Blocks,
+    piece_blocks: usize,
     progress: Mutex<Progress>,
 }
 
@@ -112,7 +119,15 @@ impl Transfer {
             saved: 0,
             failure: None,
         };
-        Self { what, progress: Mutex::new(progress) }
+        let piece_blocks = match what.direction {
+            Direction::Save => PIECE_BLOCKS,
+            Direction::Load => {
+                let bytes = LOADED_PIECE_BYTES.checked_div(what.tensors.block_bytes());
+                let share = end / PIECES_MIN;
+                bytes.unwrap_or(PIECE_BLOCKS).min(share).clamp(PIECE_BLOCKS, PIECE_BLOCKS_MAX)
+            }
+        };
+        Self { what, piece_blocks, progress: Mutex::new(progress) }
     }
 
     /// Identities that it keeps.
@@ -129,7 +144,7 @@ impl Transfer {
     pub(crate) fn claim(&self) -> Claim {
         let mut progress = self.progress();
         let start = progress.next.min(progress.end);
-        let piece = start..progress.end.min(start + PIECE_BLOCKS);
+        let piece = start..progress.end.min(start + self.piece_blocks);
         progress.next = piece.end;
         progress.running += 1;
         progress.started.get_or_insert_with(Instant::now);

@@ -363,8 +363,8 @@ static void submitted(kvasir_kv *kv) {
     group.identities = NULL;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
     group.identities = (const uint8_t (*)[16])of_group;
-    prompt.may_fetch = 1;
-    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);
+    prompt.may_fetch = 1; /* no other tier is there to ask */
+    CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_OK && plan.operation == 0);
     prompt.may_fetch = 0;
     prompt.group_count = 65;
     CHECK(kvasir_kv_plan_prompt(kv, &prompt, &plan) == KVASIR_KV_INVALID_ARGUMENT);

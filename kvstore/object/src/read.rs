@@ -47,8 +47,13 @@ struct Part {
 impl ObjectTier {
     /// Leading blocks of a chain that are there. A failure counts as a miss.
     pub async fn look_up(&self, chain: &[BlockIdentity], deadline: Instant) -> usize {
+        self.look_up_from(chain, 0, deadline).await
+    }
+
+    /// The same for who needs none of the blocks before `first`: their runs count as there.
+    pub async fn look_up_from(&self, chain: &[BlockIdentity], first: usize, deadline: Instant) -> usize {
         let run_blocks = self.config.run_blocks;
-        let (mut run, mut window) = (0, 1);
+        let (mut run, mut window) = (first / run_blocks, 1);
         let runs = chain.len() / run_blocks;
         add(&self.counters.look_ups, 1);
         while run < runs {

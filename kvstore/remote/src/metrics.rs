@@ -12,7 +12,7 @@ macro_rules! counters {
         $(#[$doc])*
         #[derive(Debug, Default)]
         $visibility struct $name {
-            $(pub(crate) $field: AtomicU64,)*
+            $(#[doc = $help] $visibility $field: AtomicU64,)*
         }
 
         impl $name {
@@ -53,17 +53,17 @@ counters! {
 counters! {
     /// Counters of one node as a client sees it.
     pub NodeCounters, 13, {
-        usable: "1 while it is asked, 0 while it cannot be reached or failed and is left alone (level)",
+        usable: "1 while it is asked; 0 until it has first answered, and while it cannot be reached or failed and is left alone (level)",
         breaker: "0 closed, 1 open, 2 probing (level)",
-        latency_us: "Moving average of the time to answer a look-up, in µs (level)",
+        latency_us: "Moving average of the time to answer a look-up (level)",
         leases: "Leases held there (level)",
         transfers: "Reads and writes in flight (level)",
         requests: "Requests sent",
         timeouts: "Requests not answered in time",
-        hit_blocks: "Blocks read and verified, or read in place",
+        read_blocks: "Blocks read and verified, or read in place",
         damaged_blocks: "Blocks read whose checksum was wrong",
-        opened: "Times the breaker opened",
-        busy: "Requests that the node refused for want of room",
+        failures: "Times that it was left alone because it could not be reached or failed",
+        refused: "Requests that the node refused for want of room",
         read_bytes: "Bytes read and verified",
         stored_blocks: "Blocks that it has taken",
     }

@@ -35,7 +35,8 @@ pub struct StoreConfig {
     pub block_bytes: usize,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// The NUMA node whose memory the host tier takes as far as it has some; `None`: that of who touches a page first.
+    /// The NUMA node that the host tier's pages are taken from as far as it has some; `None`: each is on that of the thread that touches it
+    /// first.
     pub numa_node: Option<u32>,
     /// When blocks are written to the disk.
     pub disk_write: WriteMode,

@@ -273,6 +273,7 @@ impl Shared {
         let groups: Vec<Group<'_>> = zip(prompt.groups, &of_groups)
             .map(|(group, held)| Group { held, window_blocks: group.window_blocks })
             .collect();
+        let loadable_end = loadable(&held, &groups, prompt.device_blocks);
         let mut guard = self.estimates();
         let estimates = &mut *guard;
         let bytes = self.config.block_bytes as u64;
@@ -292,8 +293,7 @@ impl Shared {
         let chosen = plan(&self.planning, &request, &speeds, &estimates.recompute);
         let Request { block_bytes, block_tokens, prompt_tokens, device_blocks, queued_bytes, .. } = request;
         let Request { queued_tokens, previous, .. } = request;
-        let loadable = loadable(&request);
-        let available = loadable - prompt.device_blocks;
+        let available = loadable_end - prompt.device_blocks;
         let others = match others {
             // The count concerns the nodes alone: further tiers may have more.
             Others::Hold(_) if self.others[..] != [Tier::Remote] => Others::Unknown,
@@ -306,11 +306,11 @@ impl Shared {
         };
         let nearest = self.others.first().filter(|_| missing > 0);
         let question = nearest.map(|tier| {
-            let context = (loadable * prompt.block_tokens) as u32;
+            let context = (loadable_end * prompt.block_tokens) as u32;
             let rest = (prompt.tokens as u32).saturating_sub(context);
             let compute = estimates.recompute.expected(rest, context, prompt.queued_tokens);
             let speed = &speeds[tier.index()];
-            let end = loadable + missing;
+            let end = loadable_end + missing;
             let windows = prompt.groups.iter().map(|group| group.window_blocks.min(end - device_blocks));
             let blocks = end.saturating_sub(held.len()) + windows.sum::<usize>();
             let fetch = speed.expected(bytes * blocks as u64, 0);
@@ -319,8 +319,11 @@ impl Shared {
                     let fetched = (missing * prompt.block_tokens) as u32;
                     estimates.saved_s(rest, context, fetched) - fetch.as_secs_f64()
                 }
-                // The answer costs its latency whether anything is there or not.
-                _ => compute.saturating_sub(fetch).as_secs_f64() * estimates.far_hit - speed.latency_s,
+                // The answer costs its latency whether anything is there or not, and groups are asked for when it has come.
+                _ => {
+                    let rounds = if prompt.groups.is_empty() { 1.0 } else { 2.0 };
+                    compute.saturating_sub(fetch).as_secs_f64() * estimates.far_hit - rounds * speed.latency_s
+                }
             };
             (compute, gain_s, speed.latency_s)
         });

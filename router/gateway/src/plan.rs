@@ -8,6 +8,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use router_engines::exposition;
 use router_openai::ApiError;
 use serde::{Deserialize, Serialize};
 
@@ -154,8 +155,8 @@ pub(crate) fn append_metrics(plan: &Plan, out: &mut String) {
         let _written =
             writeln!(out, "# HELP kvasir_planner_{name} {help}.\n# TYPE kvasir_planner_{name} gauge");
         for (pool, value) in values {
-            let pool = pool.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let _written = writeln!(out, "kvasir_planner_{name}{{pool=\"{pool}\"}} {value}");
+            let pool = exposition::label("pool", pool);
+            let _written = writeln!(out, "kvasir_planner_{name}{{{pool}}} {value}");
         }
     }
 }

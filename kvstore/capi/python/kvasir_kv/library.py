@@ -454,7 +454,7 @@ class Store:
         """What is best done with a prompt of so many tokens, of which the engine has `held` blocks and `identities` name the next.
 
         The engine computes `queued_tokens` of other prompts before. `may_fetch`: other nodes were not asked yet. `groups` are the
-        identities of further groups of layers, as many each, with the number of blocks before the first computed one that each needs.
+        identities of further groups of layers, one for each of `identities`, with the number of blocks before the first computed one that each needs.
         `others`: how many of the identities, from the first on, other nodes are known to hold; None: not known.
         """
         size, count = ctypes.sizeof(_Prompt), _count(identities)

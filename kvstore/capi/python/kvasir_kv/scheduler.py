@@ -598,7 +598,8 @@ class Scheduler:
         return max(min(tracked.asked + tracked.answer, stop) - first, 0)
 
     def _question(self, tracked: _Tracked, first: int, stop: int, may_fetch: bool) -> Question:
-        # Object storage has whole runs: the block that is computed again may be the last of one. What groups need depends on the end.
+        # Object storage finds whole runs only, so all whole blocks are named: the one that is computed again may end a run. With several groups
+        # it is left out: their windows are counted back from the end of what came.
         last = stop if self._all_or_nothing else self._hashed(tracked.request)
         wanted = range(0, last) if may_fetch else range(first, stop)
         names, tokens = self._names(tracked, wanted.start, wanted.stop), tracked.request.num_tokens

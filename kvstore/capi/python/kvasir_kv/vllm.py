@@ -276,7 +276,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
                 name = worker_name(self._vllm_config)
                 working = self._working
                 stats.add_store(name, working.statistics(), working.node_statistics())
-                stats.add_handoff(name, working.rail_statistics(), working.stage_times())
+                stats.add_handoff_details(name, working.rail_statistics(), working.stage_times())
                 # A gateway can resolve only the names of rank 0, whose tiers' events it gets.
                 if self._tells_tiers and has_stable_hashes() and (stores := self._settings.shared_stores):
                     stats.set_shared(stores, working.tag)

@@ -97,7 +97,7 @@ def has_stable_hashes() -> bool:
 
 
 def refuse_group_handoff(caches: "KVCacheConfig", settings: Settings) -> None:
-    """Raises that an engine with several groups of layers can't hand blocks over."""
+    """Raises when an engine with several groups of layers, or windows, has a section `transfer`."""
     if windows(caches) != [None] and settings.transfer is not None:
         raise ValueError(
             "KvasirConnector: blocks of several groups of layers, or of sliding windows, are not handed over: leave section transfer out"

@@ -68,6 +68,7 @@ class KvasirStats(KVConnectorStats):
     """
 
     def __init__(self, data: dict[str, Any] | None = None) -> None:
+        # The base is a data class: the `__init__` that it was given calls no `__post_init__` of subclasses.
         super().__init__({} if data is None else data)
         for section in SECTIONS:
             self.data.setdefault(section, {})
@@ -82,7 +83,7 @@ class KvasirStats(KVConnectorStats):
         self.data["stores"][worker] = {name: values[name] for name in (*STORE, *HANDOFF) if name in values}
         self.data["nodes"][worker] = nodes
 
-    def add_handoff(self, worker: str, rails: dict[str, dict[str, int]], stages: dict[str, dict[str, Any]]) -> None:
+    def add_handoff_details(self, worker: str, rails: dict[str, dict[str, int]], stages: dict[str, dict[str, Any]]) -> None:
         """Adds what the transports of a worker's hand-offs count, and how long hand-offs took."""
         self.data["rails"][worker] = rails
         self.data["stages"][worker] = stages
@@ -132,7 +133,7 @@ HANDOFF = {
     "received_staged": "Transfers whose blocks came to a GPU's memory through the host's, since the start.",
 }
 NODE = {
-    "usable": "1 while a node of remote_tier.nodes is asked, 0 while it cannot be reached, or failed and is left alone.",
+    "usable": "1 while a node of remote_tier.nodes is asked; 0 until it has first answered, and while it cannot be reached, or failed and is left alone.",
     "latency_us": "Microseconds that a node takes to answer a look-up, smoothed.",
     "requests": "Requests sent to a node, since the start.",
     "timeouts": "Requests that a node did not answer in time, since the start.",
@@ -162,7 +163,7 @@ STAGE = {
 
 class KvasirMetrics(KVConnectorPromMetrics):
     """`vllm:kvasir_<counter>_total`; `vllm:kvasir_store_<value>` and `vllm:kvasir_handoff_<value>` for each worker,
-    `vllm:kvasir_node_<value>` for each node that it shares blocks with, `vllm:kvasir_rail_<value>` for each of its transports, and `vllm:kvasir_handoff_stage_seconds`, whose buckets, sum and count
+    `vllm:kvasir_node_<value>` for each node that a worker shares blocks with, `vllm:kvasir_rail_<value>` for each transport of its hand-offs, and `vllm:kvasir_handoff_stage_seconds`, whose buckets, sum and count
     are gauges: the library has counted them already.
 
     `vllm:kvasir_data_plane` tells gateways by its labels where the first process of each data-parallel rank listens;

@@ -18,8 +18,8 @@ from .messages import Answer, Load, Push, Question, Report, Save, Step, Tally, T
 
 _log = logging.getLogger("vllm.kvasir_kv.worker")
 
-_PUSHES = 1 << 62
-"""Numbers of pushes begin here; those of the scheduler's jobs are smaller."""
+_OWN_NUMBERS = 1 << 62
+"""Numbers that a worker gives begin here: of pushes, and of fetches for further groups. Those of the scheduler's jobs and questions are smaller."""
 
 _FETCHING_SHARE = 4
 """Blocks asked of other nodes at a time may have this part of host memory, as a divisor."""
@@ -64,13 +64,16 @@ class HandOff:
 
 @dataclass
 class _Fetch:
-    """A prompt's blocks that other nodes are asked for: first those of the group that needs all, then those of the others before the end of
-    what came."""
+    """A prompt's blocks that other nodes are asked for: those of the group that needs all, and what the others need before their end. Where nobody
+    has told of that end, the others follow when the first have come."""
 
     question: Question
-    until: float
+    deadline: float
+    """Seconds for each fetch of the store. A step of the engine may pass before its completion is seen, which is not the nodes' fault."""
     under_way: int = 0
     """Fetches of the store whose completions are to come."""
+    end: int = 0
+    """The end that the other groups were asked for."""
 
 
 @dataclass
@@ -113,11 +116,11 @@ class Worker:
         self._saves: deque[_Transfer] = deque()
         self._under_way: dict[int, _Transfer] = {}
         self._fetches: dict[int, _Fetch] = {}
-        """By their numbers, which no job has."""
+        """By the question's number, or one of the worker's own for a further group."""
         self._questions: deque[Question] = deque()
         """Questions that wait: what all of them bring together would not fit into host memory."""
         self._fetching = 0
-        """Blocks that are asked for."""
+        """The most blocks that fetches under way may bring."""
         self._fetching_max = 0
         self._handoff = handoff
         self._tells_tiers = tells_tiers
@@ -134,7 +137,7 @@ class Worker:
         """Bytes that had been sent when a transfer's first push began."""
         self._unwanted: set[int] = set()
         """Transfers of which some more will be pushed and that nobody waits for."""
-        self._numbers = _PUSHES
+        self._numbers = _OWN_NUMBERS
         self._report = Report()
         self._arrived: set[str] = set()
         self._missing: set[int] = set()
@@ -200,8 +203,10 @@ class Worker:
             self._questions.popleft()
             plan = self._plan(question, question.may_fetch)
             if plan.operation == Operation.FETCH:
-                if self._fetch(_Fetch(question, time.monotonic() + plan.deadline), question.number, question.hashes, question.held):
+                fetch = _Fetch(question, plan.deadline)
+                if self._fetch(fetch, question.number, question.hashes, question.held):
                     self._fetching += question.blocks_max
+                    self._fetch_groups(fetch, question.others or 0)
                     continue
                 plan = self._plan(question, False)
             self._report.answers[question.number] = Tally(1, plan.blocks, plan.deadline)
@@ -210,7 +215,7 @@ class Worker:
         """Asks other nodes for blocks that are not here, behind the first `held`. False when it cannot."""
         try:
             names = identity.identities(self._key, hashes)
-            taken = self._store.fetch(number, names, held, max(fetch.until - time.monotonic(), 1e-6), fetch.question.tenant)
+            taken = self._store.fetch(number, names, held, fetch.deadline, fetch.question.tenant)
         except StoreError as problem:
             self._failed("fetch", str(problem))
             return False
@@ -222,12 +227,14 @@ class Worker:
     def _fetch_groups(self, fetch: _Fetch, blocks: int) -> None:
         """Asks for what the other groups of layers need before the end of so many blocks of the prompt."""
         question = fetch.question
+        end = min(blocks, len(question.hashes))
+        if end <= question.held or end == fetch.end:
+            return
+        fetch.end = end
         for hashes, window in question.groups:
-            if blocks <= question.held or fetch.until <= time.monotonic():
-                return
             self._numbers += 1
             # What is not fetched is computed.
-            self._fetch(fetch, self._numbers, hashes[:blocks], max(blocks - window, question.held))
+            self._fetch(fetch, self._numbers, hashes[:end], max(end - window, question.held))
 
     def _fetching_limit(self) -> int:
         """A part of host memory, so that blocks stay there until they are loaded."""
@@ -273,7 +280,7 @@ class Worker:
             for completion in finished:
                 if completion.user in self._fetches:
                     self._fetched(completion)
-                elif completion.user >= _PUSHES:
+                elif completion.user >= _OWN_NUMBERS:
                     self._layers_copied(completion)
                 else:
                     self._finish(completion)

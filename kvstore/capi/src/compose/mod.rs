@@ -5,7 +5,7 @@ mod far;
 use std::sync::Arc;
 
 use dataplane_memory::PageSize;
-use dataplane_rails::{is_here, nearest_node};
+use dataplane_rails::{is_here, nearest_node, parse_near};
 use dataplane_verbs::Library;
 use kvstore_catalog::PolicyKind;
 use kvstore_io::IoEngine;
@@ -16,7 +16,7 @@ use kvstore_store::{
 };
 
 use crate::config::{Eviction, QueueSettings, RdmaSettings, Settings, Size, TransferSettings, Write};
-use crate::device::{MakeKernels, Prepared, Reports, place_of};
+use crate::device::{MakeKernels, Prepared, Reports, open_device, place_of};
 use crate::events::Events;
 use crate::fetch::Fetches;
 use crate::format::HEAD_BYTES_MAX;
@@ -42,8 +42,8 @@ pub(crate) struct Composed {
     /// Where it has hand-offs.
     pub(crate) transfer: Option<TransferSettings>,
     pub(crate) rdma: RdmaSettings,
-    /// Of the remote tier, where there is one.
-    pub(crate) remote: Option<Arc<RemoteCounters>>,
+    /// Counters of the remote tier; `None` without `[remote_tier]`.
+    pub(crate) remote_counters: Option<Arc<RemoteCounters>>,
 }
 
 /// Reads a configuration and opens what it says. Where it has a device, `kernels` makes its kernels ready; cards are opened
@@ -67,8 +67,10 @@ pub(crate) fn open(
     let block_bytes = payload_bytes_max + HEAD_BYTES_MAX;
     let search_deadline = far::search_deadline(&settings);
     let defaults = StoreConfig::new(block_bytes, TOKENS);
-    let device = settings.device.as_ref().map(Prepared::open).transpose()?;
-    let near = device.as_ref().and_then(place_of).filter(is_here);
+    let device = settings.device.as_ref().map(open_device).transpose()?;
+    let named = parse_near(&settings.rdma.near)
+        .map_err(|error| Failure::new(Status::Configuration, error.to_string()))?;
+    let near = named.or_else(|| device.as_ref().and_then(place_of).filter(is_here));
     let config = StoreConfig {
         numa_node: nearest_node(near.as_ref()).map(|node| node.number),
         others_deadline: search_deadline.unwrap_or(defaults.others_deadline),
@@ -94,10 +96,10 @@ pub(crate) fn open(
     }
     let (mut prepared, mut reports) = (None, None);
     if let Some((section, device)) = settings.device.as_ref().zip(device) {
-        let (lanes, to, with_copier) = Prepared::new(section, device, kernels, builder)?;
-        (prepared, reports, builder) = (Some(lanes), Some(to), with_copier);
+        let (opened, to, with_copier) = Prepared::new(section, device, kernels, builder)?;
+        (prepared, reports, builder) = (Some(opened), Some(to), with_copier);
     }
-    let (builder, remote) = far::add_tiers(&settings, near.as_ref(), verbs_library, builder)?;
+    let (builder, remote_counters) = far::add_tiers(&settings, near.as_ref(), verbs_library, builder)?;
     let fetches = Arc::new(Fetches::new(search_deadline));
     let fetch_reports = fetches.reports();
     let events = Arc::new(Events::new(settings.queue.events));
@@ -117,7 +119,7 @@ pub(crate) fn open(
     let (store, _survivors) = builder.start(notify).map_err(|error| failed(&error))?;
     let backend = Arc::new(StoreBackend::new(store, payload_bytes_max, slot_bytes));
     let Settings { queue, transfer, rdma, .. } = settings;
-    Ok(Composed { backend, fetches, events, queue, device: prepared, transfer, rdma, remote })
+    Ok(Composed { backend, fetches, events, queue, device: prepared, transfer, rdma, remote_counters })
 }
 
 /// The pages are taken shortly before they are used: a capacity that can never be had would only show when the process is killed.

@@ -27,7 +27,7 @@ pub(crate) use lane::Job;
 pub(crate) use lanes::Lanes;
 pub(crate) use launch::{launch, settle};
 pub(crate) use places::{GROUPS_MAX, Group, ITEMS_MAX, Places};
-pub(crate) use prepared::{MakeKernels, Prepared, Reports, place_of};
+pub(crate) use prepared::{MakeKernels, Prepared, Reports, open_device, place_of};
 
 use std::ffi::c_void;
 

@@ -81,17 +81,17 @@ impl Reports {
     }
 }
 
-fn named(settings: &DeviceSettings) -> String {
+fn ordinal_key(settings: &DeviceSettings) -> String {
     format!("open: device.ordinal = {}", settings.ordinal)
 }
 
-impl Prepared {
-    /// Opens the device.
-    pub(crate) fn open(settings: &DeviceSettings) -> Result<Device, Failure> {
-        let cuda = Cuda::open().map_err(|error| failed("open: [device]", &error))?;
-        cuda.device(settings.ordinal as u32).map_err(|error| failed(&named(settings), &error))
-    }
+/// Opens the device that the settings name.
+pub(crate) fn open_device(settings: &DeviceSettings) -> Result<Device, Failure> {
+    let cuda = Cuda::open().map_err(|error| failed("open: [device]", &error))?;
+    cuda.device(settings.ordinal as u32).map_err(|error| failed(&ordinal_key(settings), &error))
+}
 
+impl Prepared {
     /// Takes the staging memory, and lets the store reach it and the device.
     pub(crate) fn new(
         settings: &DeviceSettings,
@@ -99,7 +99,7 @@ impl Prepared {
         kernels: MakeKernels<'_>,
         builder: StoreBuilder,
     ) -> Result<(Self, Reports, StoreBuilder), Failure> {
-        let name = named(settings);
+        let name = ordinal_key(settings);
         let kernels = Arc::new(kernels(&device).map_err(|error| failed(&name, &error))?);
         let bytes = (settings.staging.0 / 2 / PAGE_BYTES * PAGE_BYTES) as usize;
         let one = |slot_bytes| SlabLayout { slot_bytes, slot_count: 1 };

@@ -164,8 +164,8 @@ pub unsafe extern "C" fn kvasir_kv_nodes(
     count: *mut usize,
 ) -> i32 {
     guarded(|| {
-        let remote = handles::find(handle.addr())?.remote;
-        let found = remote.map_or_else(Vec::new, |counters| NodeStatistics::of(&counters));
+        let counters = handles::find(handle.addr())?.remote_counters;
+        let found = counters.map_or_else(Vec::new, |counters| NodeStatistics::of(&counters));
         // SAFETY: handed on from the caller.
         unsafe { list(&found, nodes, (node_bytes, room), count) }
     })

@@ -31,7 +31,7 @@ pub(crate) fn open_with(
     verbs_library: Option<Arc<Library>>,
 ) -> Result<*mut Handle, Failure> {
     must_unwind(cfg!(panic = "abort"))?;
-    let Composed { backend, fetches, events, queue, device, transfer, rdma, remote } =
+    let Composed { backend, fetches, events, queue, device, transfer, rdma, remote_counters } =
         compose::open(text, kernels, verbs_library.as_ref())?;
     let queue = Arc::new(Queue::new(backend.clone(), &queue)?);
     fetches.complete_to(queue.completions());
@@ -50,7 +50,7 @@ pub(crate) fn open_with(
             HandOffs::open(&transfer, rails, for_handoffs, queue.completions())
         })
         .transpose()?;
-    handles::insert(Opened { backend, fetches, events, queue, tensors, device, handoffs, remote })
+    handles::insert(Opened { backend, fetches, events, queue, tensors, device, handoffs, remote_counters })
         .map(std::ptr::without_provenance_mut)
 }
 

@@ -57,7 +57,7 @@ fn opened(text: &str) -> Arc<dyn Backend> {
     compose(text).unwrap_or_else(|failure| panic!("{}", failure.text)).backend
 }
 
-/// The kernel's own account of the mapping says so (numa(7)).
+/// `/proc/self/numa_maps` has the preferred node of the mapping (numa(7)).
 #[test]
 fn host_memory_is_of_the_node_that_the_process_runs_on() {
     let (Some(node), true) =

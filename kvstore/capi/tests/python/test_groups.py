@@ -155,7 +155,7 @@ class Groups(unittest.TestCase):
     def test_what_all_groups_need_comes_from_elsewhere(self) -> None:
         prompt = self.prompt("first", 20 * TOKENS)
         for windows, taken in ((None, WINDOW), 19 + 2), ((WINDOW, None, WINDOW, None), 19 + 2 + 2 + 19), ((WINDOW,), 19):
-            with self.subTest(windows=windows), tempfile.TemporaryDirectory() as folder:
+            with self.subTest(windows=windows), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 far = f'[object_tier]\nurl = "file://{folder}"\nrun = "1"\n'
                 one, two = (Engine(self.store(more=far), 200, windows, is_fetching=True) for _ in range(2))
                 # Object storage is slow: worth asking only where computing is slower.
@@ -174,7 +174,7 @@ class Groups(unittest.TestCase):
     def test_windows_that_are_nowhere_cost_no_load(self) -> None:
         """Another engine has stored the prefix and none of the windows."""
         prompt = self.prompt("first", 20 * TOKENS)
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             far = f'[object_tier]\nurl = "file://{folder}"\nrun = "1"\n'
             one = Engine(self.store(more=far), 200, (None,), is_fetching=True)
             one.run(prompt)
@@ -185,8 +185,22 @@ class Groups(unittest.TestCase):
             self.assertEqual((two.loaded, two.failed, two.wrong), (0, 0, []))
             self.assertEqual((two.worker.statistics()["far_read"], two.worker.take_counters()["saved_blocks"]), (19, 40))
             # Now the windows are in the store, and nobody need be asked.
+            searches = two.worker.statistics()["far_searches"]
+            self.assertEqual(searches, 2)
             two.run(Request("third", prompt.tokens))
             self.assertEqual((two.loaded, two.failed, two.wrong), (19, 0, []))
+            self.assertEqual(two.worker.statistics()["far_searches"], searches)
+
+    def test_object_storage_has_windows_of_whole_runs(self) -> None:
+        prompt = self.prompt("first", 20 * TOKENS)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            far = f'[object_tier]\nurl = "file://{folder}"\nrun = "16"\n'
+            one, two = (Engine(self.store(more=far), 200, (None, WINDOW), is_fetching=True) for _ in range(2))
+            two.worker.load(Step(prefills=[Prefill(1000, 0, 10.0)] * 50))
+            one.run(prompt)
+            wait_until(lambda: one.worker.statistics()["far_written"] == 2 * 16)
+            two.run(Request("second", prompt.tokens))
+            self.assertEqual((two.loaded, two.failed, two.wrong), (16, 0, []))
 
     def test_a_load_of_which_a_part_is_missing_fails_as_a_whole(self) -> None:
         for windows in (None, WINDOW), (WINDOW,):

@@ -68,7 +68,7 @@ class Metrics(unittest.TestCase):
         node = {name: 0 for name in library._NODE_COUNTERS} | {"usable": usable, "read_blocks": 7}
         times = {"seconds": 1.5, "count": 2, "at_most": [0] * 22 + [2]}
         stats.add_store("w0", {"blocks": 5, "retained": 1, "unknown": 9}, {"n0": node})
-        stats.add_handoff("w0", {"shm": {"block_bytes": 64}}, {"verify": times})
+        stats.add_handoff_details("w0", {"shm": {"block_bytes": 64}}, {"verify": times})
         stats.set_shared(["n0=shm:x"], "ab")
         return stats
 

@@ -18,7 +18,10 @@ class FakeStore:
         self.is_broken = is_broken
         self.is_closed = False
         self.taken: list[int] = []
+        self.fetch_room = 100
         self.fetched: list[int] = []
+        self.ranges: list[tuple[int, int]] = []
+        """Of each fetch: blocks that are not asked for, and all of its chain."""
         self.others: list[int | None] = []
         self.finished: list[Completion] = []
 
@@ -45,7 +48,10 @@ class FakeStore:
     def fetch(self, user: int, identities: bytes, held: int, deadline: float, tenant: int) -> bool:
         self.fail("fetch")
         assert deadline == 0.2
+        if len(self.fetched) == self.fetch_room:
+            return False
         self.fetched.append(user)
+        self.ranges.append((held, len(identities) // 16))
         return True
 
     def plan(
@@ -118,6 +124,42 @@ class WorkersSide(unittest.TestCase):
         self.assertEqual(store.fetched, [1, 2, 3])
         # What the engine has itself does not count; one that asks nobody is answered at once.
         self.assertEqual(worker.take_report().answers, {2: Tally(1, 4, 0.5), 4: Tally(1, 5, 0.5)})
+
+    def test_windows_are_fetched_before_the_end_of_what_came(self) -> None:
+        """Two questions of three groups: the second waits until all of the first one's blocks are here, or are not to come."""
+        windows = [(4, 6), (1, 6)]
+        for what, others, room, ranges in (
+            ("all come", None, 100, [(1, 9), *windows]),
+            ("the queue is full", None, 2, [(1, 9), (4, 6)]),
+            ("nothing came", None, 100, [(1, 9)]),
+            ("the prefix failed", None, 100, [(1, 9)]),
+            ("the end is known", 6, 100, [(1, 9), *windows]),
+            ("the end is known, and is another", 8, 100, [(1, 9), (6, 8), (1, 8), *windows]),
+            ("known is that they have nothing", 0, 100, [(1, 9), *windows]),
+        ):
+            with self.subTest(what):
+                store = FakeStore()
+                store.fetch_room = room
+                worker = Worker(store, 1, b"k" * 32, 4096)
+                groups = [([NAME] * 9, 2), ([NAME] * 9, 1 << 64)]
+                worker.load(Step(questions=[
+                    Question(number, [NAME] * 9, 1, 200, 16, may_fetch=True, groups=groups, others=others if number == 1 else None)
+                    for number in (1, 2)
+                ]))
+                at_once = 1 if not others else 3
+                self.assertEqual(store.ranges, ranges[:at_once])
+                failure = "cut" if what == "the prefix failed" else ""
+                store.finished = [Completion(1, -6 if failure else 0, 1 if what == "nothing came" else 6, failure)]
+                worker.poll()
+                store.fetch_room = 100
+                self.assertEqual(store.ranges[: len(ranges)], ranges)
+                of_groups = [number for number in store.fetched if number > 2]
+                self.assertEqual(len(of_groups), len(ranges) - 1)
+                for number in of_groups:
+                    self.assertEqual((worker.take_report().answers, store.fetched.count(2)), ({}, 0))
+                    store.finished = [Completion(number, 0, 6, "")]
+                    worker.poll()
+                self.assertEqual((list(worker.take_report().answers), store.fetched.count(2)), ([1], 1))
 
     def test_a_broken_store_is_told_of_now_and_then(self) -> None:
         worker = Worker(FakeStore(is_broken=True), 1, b"k" * 32, 4096)

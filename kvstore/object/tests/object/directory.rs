@@ -42,6 +42,9 @@ async fn runs_come_back_bit_for_bit() {
     tier.delete(chain[7], soon()).await.expect("not there is no error");
     let fresh = ObjectTier::open(config(&directory)).expect("opens");
     assert_eq!(fresh.look_up(&chain, soon()).await, 4, "a chain ends at its first gap");
+    for (first, found) in [(0, 4), (3, 4), (4, 4), (7, 4), (8, 12), (11, 12), (12, 12), (13, 12)] {
+        assert_eq!(fresh.look_up_from(&chain, first, soon()).await, found, "from {first}");
+    }
     assert_true(&fresh.get(&chain, 0..12, soon()).await, &chain[..4], PAYLOAD);
 }
 

@@ -93,7 +93,7 @@ impl<F: Fabric> RemotePool<F> {
             Message::Busy { request } => {
                 let Some(known) = self.answered(request, peer) else { return true };
                 if let Some(node) = self.nodes.get(&id) {
-                    add(&node.counters.busy, 1);
+                    add(&node.counters.refused, 1);
                 }
                 self.unanswered(known.purpose, now);
                 true

@@ -98,7 +98,7 @@ impl<F: Fabric> RemotePool<F> {
             let Lease { node, peer, id, until } = lease;
             group.lease = None;
             if let Some(node) = self.nodes.get(&node) {
-                add(&node.counters.hit_blocks, blocks.len());
+                add(&node.counters.read_blocks, blocks.len());
             }
             *self.mapped.entry(peer).or_default() += blocks.len();
             let lease = PoolLease { node, peer, id, blocks: blocks.len() };

@@ -324,7 +324,7 @@ impl<F: Fabric> RemotePool<F> {
         let wait = (self.config.open_first, self.config.open_max);
         let Some(node) = self.nodes.get_mut(&id) else { return };
         node.breaker.open(now, wait, random);
-        add(&node.counters.opened, 1);
+        add(&node.counters.failures, 1);
         node.publish();
         if let Some(until) = node.breaker.deadline() {
             self.due_at(until);

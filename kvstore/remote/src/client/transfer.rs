@@ -198,7 +198,7 @@ impl<F: Fabric> RemotePool<F> {
         }
         let Some(node) = self.nodes.get(&check.node) else { return };
         if is_right {
-            add(&node.counters.hit_blocks, 1);
+            add(&node.counters.read_blocks, 1);
             add(&node.counters.read_bytes, check.description.bytes as usize);
             return;
         }

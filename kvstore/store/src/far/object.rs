@@ -237,7 +237,7 @@ impl FarTier for ObjectTier {
         let Ok(permit) = Arc::clone(&self.requests).try_acquire_owned() else { return false };
         let (objects, inbox, chain) = (Arc::clone(&self.objects), self.inbox.clone(), chain.to_vec());
         self.spawn(async move {
-            let found = objects.look_up(&chain, deadline.into()).await;
+            let found = objects.look_up_from(&chain, first, deadline.into()).await;
             drop(permit);
             inbox.send(FarResult::Found { request, blocks: found.saturating_sub(first) });
         });

@@ -116,12 +116,11 @@ impl<'a> GroupBlocks<'a> {
 
 /// The most leading blocks of a prompt that could be onboarded with all that its groups need, those on the device included.
 #[must_use]
-pub(crate) fn loadable(request: &Request<'_>) -> usize {
-    let start = request.device_blocks;
-    let mut of_groups = GroupBlocks::new(request.groups, start);
-    let mut loadable = start;
-    for at in start..request.held.len() {
-        if request.held[at].is_empty() {
+pub(crate) fn loadable(held: &[TierSet], groups: &[Group<'_>], device_blocks: usize) -> usize {
+    let mut of_groups = GroupBlocks::new(groups, device_blocks);
+    let mut loadable = device_blocks;
+    for (at, tiers) in held.iter().enumerate().skip(device_blocks) {
+        if tiers.is_empty() {
             break;
         }
         of_groups.advance(at);

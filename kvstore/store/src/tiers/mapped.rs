@@ -24,8 +24,9 @@ use crate::shared::{DISK, HOST, MAPPED};
 
 /// How long a block stays known after it was read by somebody whom no search had told of it.
 const AFTER_READ: Duration = Duration::from_millis(100);
-/// How long a block stays known at least after a search has told of it: its load comes by then.
-const PROMISE: Duration = Duration::from_millis(500);
+/// How long a block stays known at least after a search has told of it: its load comes by then, also one that waits for a second search
+/// (of another group of layers).
+const PROMISE: Duration = Duration::from_secs(1);
 /// How often blocks that were read are looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 

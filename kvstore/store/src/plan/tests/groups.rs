@@ -64,7 +64,7 @@ fn a_plan_has_all_that_groups_need_and_is_as_good_as_any_that_has() {
         let chosen = plan(&config, &request, &speeds, &worker);
         let most =
             (device_blocks..=blocks).rev().find(|&end| seconds(&request, &speeds, &worker, end).is_some());
-        assert_eq!(Some(loadable(&request)), most, "seed {seed}");
+        assert_eq!(Some(loadable(&held, &groups, device_blocks)), most, "seed {seed}");
         let reached = seconds(&request, &speeds, &worker, chosen.recompute_from);
         let reached = reached.unwrap_or_else(|| panic!("seed {seed}: {} has holes", chosen.recompute_from));
         let all = (device_blocks..=blocks).filter_map(|blocks| seconds(&request, &speeds, &worker, blocks));
