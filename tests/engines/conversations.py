@@ -1,6 +1,6 @@
 """Conversations with pauses, behind a host memory that has no room for all of them: first tokens with and without prefetching.
 
-    conversations.py [--port 8101] [--core 0] [--seed 1] [--conversations 28] [--turns 7] [--pace 20] [--delay 0.02]
+    conversations.py [--port 8101] [--cores 0] [--seed 1] [--conversations 28] [--turns 7] [--pace 20] [--delay 0.02]
 
 Each conversation asks, waits for a user who thinks, and asks again. The engine's own cache holds one or two of them, host memory less
 than half, and the disk all; reads of the disk take --delay seconds each (slow_mount.py). Think times are drawn from those of the
@@ -42,7 +42,7 @@ class Check(slow_disk.Check):
         self.set_delay(self.options.delay)
         lead = 60 / self.options.pace
         self.environment = {"KVASIR_PREFETCH": PREFETCH[prefetches].replace("LEAD", f"{lead * 1000:.0f}ms")}
-        engines.start(self.options.port, self.options.core, "conversations", environment=self.environment)
+        engines.start(self.options.port, self.options.cores, "conversations", environment=self.environment)
         waited = engines.wait("vLLM (conversations)", lambda: engines.get(self.url, "/health") == "", 300)
         print(f"  vLLM (conversations) is up after {waited:.0f} s", flush=True)
         engines.warm_up(self.url)
@@ -106,7 +106,7 @@ class Check(slow_disk.Check):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--port", type=int, default=8101)
-    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--cores", default="0")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--conversations", type=int, default=28)
     parser.add_argument("--turns", type=int, default=7)

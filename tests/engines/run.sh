@@ -207,11 +207,11 @@ fi
 if [ "$what" = slow ] || [ "$what" = all ]; then
     finish
     "$python" -c 'import mfusepy' 2>/dev/null || "$LAB/venv/bin/pip" install -q --no-deps mfusepy==3.1.1 || true
-    check slow "$python" "$here/slow_disk.py" --port "$first" --core "$core1"
+    check slow "$python" "$here/slow_disk.py" --port "$first" --cores "$core1"
 fi
 if [ "$what" = conversations ] || [ "$what" = all ]; then
     finish
     "$python" -c 'import mfusepy' 2>/dev/null || "$LAB/venv/bin/pip" install -q --no-deps mfusepy==3.1.1 || true
-    check conversations "$python" -B "$here/conversations.py" --port "$first" --core "$core1"
+    check conversations "$python" -B "$here/conversations.py" --port "$first" --cores "$core1"
 fi
 exit $rc

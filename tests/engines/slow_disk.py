@@ -1,6 +1,6 @@
 """An engine whose disk tier becomes slow: loading must not cost more than computing does, and the disk is used again when it can.
 
-    slow_disk.py [--port 8101] [--core 0] [--seed 1] [--prompts 7] [--rounds 6] [--delay 0.2]
+    slow_disk.py [--port 8101] [--cores 0] [--seed 1] [--prompts 7] [--rounds 6] [--delay 0.2]
 
 The disk tier lies behind slow_mount.py. Each prompt that the store has on its disk is asked for beside one of the same length that
 nobody has seen: the ratio of both times to the first token is what a plan is worth. With --delay each read takes so many seconds more.
@@ -104,7 +104,7 @@ class Check(offload.Check):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--port", type=int, default=8101)
-    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--cores", default="0")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--prompts", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=6)

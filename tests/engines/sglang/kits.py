@@ -176,8 +176,13 @@ class OverKvasir(UnifiedRadixCacheStorageFixtures, CustomTestCase):
         self.assertEqual(backend.batch_set_v1(keys, indices), [True, True])
         self.assertEqual(backend.batch_exists(keys), 2)
 
+    def test_pages_of_a_sliding_window_come_from_elsewhere(self):
+        # Pages of a window are no chain, which objects of several blocks want.
+        scenario.store["object_tier"]["run"] = "1"
+        components = (ComponentType.FULL, ComponentType.SWA)
+        self.comes_back(CacheConfig(page_size=4, components=components, sliding_window_size=8), 6, "page_first")
+
     def test_pages_of_a_sliding_window_come_back(self):
-        # A store of one process: pages of other pools than the first are not fetched from elsewhere.
         folder = scenario.store["object_tier"]["url"].removeprefix("file://")
         disk = {"capacity": "16 MiB", "segment": "4 MiB", "path": folder}
         scenario.store = {"host_tier": HOST, "disk_tier": disk}

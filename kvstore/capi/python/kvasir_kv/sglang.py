@@ -179,7 +179,7 @@ class KvasirHiCache(HiCacheStorage):
     # The interface of pages of one pool.
 
     def batch_exists(self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None) -> int:
-        return self._found(keys, extra_info, may_fetch=True)
+        return self._found(self._kv, keys, extra_info, may_fetch=True)
 
     def batch_get_v1(
         self, keys: list[str], host_indices: torch.Tensor, extra_info: HiCacheStorageExtraInfo | None = None
@@ -200,15 +200,20 @@ class KvasirHiCache(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         """Of each prefix of the keys: are there all pages that it needs, of every pool?"""
-        # Pages of other pools are not fetched, and without them those of the first are of no use.
-        found = self._found(keys, extra_info, may_fetch=not pool_transfers)
+        found = self._found(self._kv, keys, extra_info, may_fetch=True)
         restorable = list(range(1, found + 1))
         hits = {PoolName.KV: found} if found else {}
         for transfer in pool_transfers or []:
             if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
                 raise ValueError(f"KvasirHiCache: groups of blocks ({transfer.name}) are not supported")
-            is_there = self._are_there(self._pools[transfer.name], keys[:found])
-            window = len(keys) if transfer.hit_policy == PoolHitPolicy.ALL_PAGES else max(len(transfer.keys or ()), 1)
+            pool = self._pools[transfer.name]
+            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+                window = len(keys)
+                self._found(pool, keys[:found], extra_info, may_fetch=True)
+            else:
+                window = max(len(transfer.keys or ()), 1)
+                self._fetch_each(pool, keys[max(found - window, 0) : found])
+            is_there = self._are_there(pool, keys[:found])
             good, run = set[int](), 0
             for length, is_here in enumerate(is_there, 1):
                 run = run + 1 if is_here else 0
@@ -253,7 +258,7 @@ class KvasirHiCache(HiCacheStorage):
     # Single pages with copies of their own: `interface_v1` says that they are not used.
 
     def exists(self, key: str) -> bool:
-        return self._found([key], None, may_fetch=False) == 1
+        return self._found(self._kv, [key], None, may_fetch=False) == 1
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
         raise NotImplementedError(_WHOLE_PAGES)
@@ -304,9 +309,8 @@ class KvasirHiCache(HiCacheStorage):
         names = self._names(pool, keys)
         return [self._opened.match(name) == 1 for name in _each(names)]
 
-    def _found(self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None, may_fetch: bool) -> int:
-        """How many pages of the first pool are here, from the first on. `may_fetch`: other nodes are asked for what is not."""
-        pool = self._kv
+    def _found(self, pool: _Pool, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None, may_fetch: bool) -> int:
+        """How many pages of the pool are here, from the first on. `may_fetch`: other nodes are asked for what is not."""
         if not pool.has_memory:
             return len(keys)
         names = self._names(pool, keys)
@@ -317,6 +321,15 @@ class KvasirHiCache(HiCacheStorage):
         chain, held = self._names(pool, prefix) + names, len(prefix)
         completion = self._finish(lambda number: self._opened.fetch(number, chain, held, _DEADLINE))
         return max(completion.blocks - held, found)
+
+    def _fetch_each(self, pool: _Pool, keys: Sequence[str]) -> None:
+        """Asks other nodes for pages that are no chain, and are not here."""
+        if not pool.has_memory or not self._settings.is_fetching:
+            return
+        lacking = [name for name in _each(self._names(pool, keys)) if self._opened.match(name) == 0]
+        fetches = [self._begin(lambda number, name=name: self._opened.fetch(number, name, 0, _DEADLINE)) for name in lacking]
+        for fetch in fetches:
+            self._end_of(fetch)
 
     def _load(self, pool: _Pool, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
         loaded = self._move(Operation.LOAD, pool, keys, host_indices, None)
@@ -374,6 +387,9 @@ class KvasirHiCache(HiCacheStorage):
 
     def _finish(self, submit: Any) -> Completion:
         """Submits a transfer and waits for its end, however long that takes: the library works on the pages until then."""
+        return self._end_of(self._begin(submit))
+
+    def _begin(self, submit: Any) -> "Future[Completion]":
         future: Future[Completion] = Future()
         with self._lock:
             if self._end is not None:
@@ -388,6 +404,10 @@ class KvasirHiCache(HiCacheStorage):
             with self._lock:
                 self._waiting.pop(number, None)
             raise
+        return future
+
+    @staticmethod
+    def _end_of(future: "Future[Completion]") -> Completion:
         completion = future.result()
         if completion.failure:
             raise StoreError("transfer", completion.status, completion.failure)
