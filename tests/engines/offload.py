@@ -298,7 +298,8 @@ class Check:
     def hang_up(self, short, owns, seconds):
         """Clients leave while their prompts are loaded, computed and saved, which takes so many seconds; all blocks must be free afterwards."""
         self.forget()
-        patience = [self.chance.uniform(0.02, 0.6 * seconds) for _ in short]
+        # Processes that spin on all cores let clients notice late that their time is up.
+        patience = [self.chance.uniform(0.005, 0.25 * seconds) for _ in short]
         with concurrent.futures.ThreadPoolExecutor(len(short)) as threads:
             left = list(threads.map(lambda body, seconds: chat(self.url, body, seconds).broken != "", short, patience))
         self.forget()
