@@ -43,7 +43,7 @@ FOLLOWING_WORDS = 500
 KEPT, KEPT_WORDS = 3, 500  # prompts that are to be retained, and as many that are not
 KEPT_MIN = 0.6  # of their tokens: one of the prompts may be computed, when a store answers late
 SMALL_POOL = "24 MiB"  # 307 blocks in each of two stores
-FLOOD = 60  # prompts that come between: some 1300 blocks
+FLOOD = 120  # prompts that come between: some 2600 blocks
 
 
 class Gateway:
