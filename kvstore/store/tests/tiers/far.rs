@@ -15,8 +15,8 @@ use kvstore_io::testing::MemoryFiles;
 use kvstore_store::far::Portion;
 use kvstore_store::{
     BandwidthLimit, BandwidthTier, Delivered, DeliveredSum, Description, FarInbox, FarResult, FarTier,
-    HostTier, Incoming, Moved, Others, Outgoing, Plan, Prepare, Prompt, ReturnConfig, StoreBuilder,
-    StoreConfig, TenantId, WriteMode,
+    HostTier, Incoming, Moved, Others, Outgoing, Plan, Prepare, Prompt, PromptGroup, ReturnConfig,
+    StoreBuilder, StoreConfig, TenantId, WriteMode,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -184,6 +184,35 @@ fn found_without_room_ends_the_search_and_is_no_miss() {
     };
     let plan = rig.store.plan(&prompt, Others::Unknown);
     assert!(matches!(plan, Plan::AskOthers { .. }), "{plan:?}");
+}
+
+/// A prefix that is here whole can't be loaded without the windows before its end: nodes that hold these are asked.
+#[test]
+fn windows_that_are_not_here_are_asked_for() {
+    let host = HostTier { slots: 64, pages: PageSize::Standard, eviction: PolicyKind::Lru };
+    let mut rig = beside_another_node(StoreConfig::new(BLOCK, TOKENS), host);
+    (0..200).for_each(|_| rig.store.observe_prefill(1000, 0, Duration::from_secs(1)));
+    let (prefix, windows) = (chain(1, 8), chain(2, 8));
+    assert_eq!(prepare(&mut rig, TenantId(0), &prefix), 8);
+    let prompt = Prompt {
+        chain: &prefix,
+        groups: &[PromptGroup { chain: &windows, window_blocks: 2 }],
+        device_blocks: 0,
+        tokens: prefix.len() * TOKENS as usize + 1,
+        block_tokens: TOKENS as usize,
+        queued_tokens: 0,
+    };
+    assert_eq!(rig.store.plan(&prompt, Others::Asked), Plan::Recompute);
+    for others in [Others::Unknown, Others::Hold(8)] {
+        let plan = rig.store.plan(&prompt, others);
+        assert!(matches!(plan, Plan::AskOthers { .. }), "{others:?}: {plan:?}");
+    }
+    assert_eq!(rig.store.plan(&prompt, Others::Hold(0)), Plan::Recompute);
+    assert_eq!(prepare(&mut rig, TenantId(0), &windows), 8);
+    for others in [Others::Asked, Others::Unknown, Others::Hold(8)] {
+        let plan = rig.store.plan(&prompt, others);
+        assert!(matches!(plan, Plan::Onboard { blocks: 8, .. }), "{others:?}: {plan:?}");
+    }
 }
 
 /// What is brought ahead from other nodes takes their bandwidth, and what is here already takes none.
