@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use bench::gpu::{Effort, measure};
 use dataplane_cuda::Cuda;
-use dataplane_gpu::{KernelSet, LayoutKernels};
+use dataplane_gpu::LayoutKernels;
 use double::Double;
 
 fn emulator() -> Option<PathBuf> {
@@ -27,8 +27,7 @@ fn a_part_that_fails_hinders_no_other() {
     let device = Cuda::open().expect("the double starts").device(0).expect("device");
     let image = format!("emulator:{}\n", library.display());
     // SAFETY: the emulator is compiled from the kernels' own text.
-    let kernels =
-        Arc::new(unsafe { LayoutKernels::load(&device, KernelSet::All, image.as_bytes()) }.expect("kernels"));
+    let kernels = Arc::new(unsafe { LayoutKernels::load(&device, image.as_bytes()) }.expect("kernels"));
     measure(&device, &kernels, &Effort::smoke()).expect("measured");
     double.set("refuse_register", 801);
     let error = measure(&device, &kernels, &Effort::smoke()).expect_err("nothing can be pinned");

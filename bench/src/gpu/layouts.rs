@@ -5,13 +5,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use dataplane_cuda::{Device, DeviceMemory, Priority, Region, Stream};
 use dataplane_gpu::{
-    CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Pair, Plane, QuantiseRoute,
-    Refusal, Sums,
+    CopyRoute, KernelQueue, KernelQueueConfig, LayoutKernels, PagedTensors, Pair, Plane, Refusal, Sums,
 };
-use dataplane_kernels::{
-    Element, EngineTensors, Format, Grouping, HeadRange, InnerOrder, PartPlace, QuantisedSlot, ScaleType,
-    SlotLayout,
-};
+use dataplane_kernels::{EngineTensors, HeadRange, InnerOrder, PartPlace, SlotLayout};
 
 use super::Effort;
 use super::rig::{Beside, Copies, beside, blocks_that_fit, piece, singles, slab};
@@ -53,22 +49,6 @@ impl Model {
     fn slot(&self) -> SlotLayout {
         SlotLayout::new(self.layers * self.parts(), TOKENS, self.heads, 2 * self.head_dim)
     }
-
-    fn codes(&self) -> QuantisedSlot {
-        QuantisedSlot {
-            header: [0x4b; 64],
-            layers: self.layers,
-            parts: self.parts(),
-            tokens: TOKENS,
-            heads: self.heads,
-            head_dim: self.head_dim,
-            element: Element::Bf16,
-            format: Format::Fp8E4m3,
-            scale: ScaleType::F32,
-            keys: Grouping::Token(self.head_dim),
-            values: Grouping::Token(self.head_dim),
-        }
-    }
 }
 
 /// What is done with a batch.
@@ -78,16 +58,12 @@ enum Work {
     GatherSummed,
     Scatter,
     ScatterSummed,
-    Quantise,
-    QuantiseSummed,
-    Dequantise,
 }
 
 struct Rig {
     copies: Copies,
     queue: KernelQueue,
     plain: CopyRoute,
-    codes: QuantiseRoute,
     pairs: Vec<Pair>,
     /// One copy of as many bytes as a batch reads.
     whole: dataplane_cuda::CopyRequest,
@@ -131,10 +107,9 @@ impl Rig {
             .map(|layer| Plane { memory: tensors.clone(), offset: (layer * layer_bytes) as usize })
             .collect();
         let paged = Arc::new(PagedTensors::of_engine(&engine, &layers)?);
-        let slots = slab(device, usize::try_from(slot.bytes().max(model.codes().bytes()))?, blocks)?;
+        let slots = slab(device, usize::try_from(slot.bytes())?, blocks)?;
         let heads = HeadRange::all(model.heads);
-        let plain = CopyRoute::new(paged.clone(), slots.clone(), slot, heads)?;
-        let codes = QuantiseRoute::new(paged, slots.clone(), model.codes(), heads)?;
+        let plain = CopyRoute::new(paged, slots.clone(), slot, heads)?;
         let mut copies = Copies::new(device)?;
         let copied = usize::try_from(bytes)?.min(slots.bytes());
         // The slots as one piece, for the copy that is the limit.
@@ -152,7 +127,7 @@ impl Rig {
             .map(|slot| Pair { block: u64::from(slot) * stride % u64::from(blocks), slot })
             .collect();
         let whole = piece((from, 0), (to, 0), copied);
-        Ok(Self { copies, queue, plain, codes, pairs, whole, bytes, failed: None })
+        Ok(Self { copies, queue, plain, pairs, whole, bytes, failed: None })
     }
 
     fn submit(&mut self, work: Work) -> Result<(), Refusal> {
@@ -162,9 +137,6 @@ impl Rig {
             Work::GatherSummed => queue.gather(&self.plain, pairs, Sums::Take, 0),
             Work::Scatter => queue.scatter(&self.plain, pairs, Sums::None, 0),
             Work::ScatterSummed => queue.scatter(&self.plain, pairs, Sums::Take, 0),
-            Work::Quantise => queue.quantise(&self.codes, pairs, Sums::None, 0),
-            Work::QuantiseSummed => queue.quantise(&self.codes, pairs, Sums::Take, 0),
-            Work::Dequantise => queue.dequantise(&self.codes, pairs, 0),
         }
     }
 
@@ -214,16 +186,11 @@ impl Rig {
         Ok(())
     }
 
-    /// Checksums and codes on the way, as extra time over the same without them.
+    /// Checksums on the way, as extra time over the same without them.
     fn beside_each_other(&mut self, effort: &Effort, name: &str) -> Result<()> {
-        // The blocks are all 0x5a5a, a finite number. What is restored last are the codes that came before it; a plain
-        // scatter beside it takes them for elements, which is a copy all the same.
         for (work, over, word) in [
             (Work::GatherSummed, Work::Gather, "checksum in gather, over gather"),
             (Work::ScatterSummed, Work::Scatter, "checksum in scatter, over scatter"),
-            (Work::Quantise, Work::Gather, "fp8 in gather, over gather"),
-            (Work::QuantiseSummed, Work::Quantise, "checksum in fp8, over fp8"),
-            (Work::Dequantise, Work::Scatter, "fp8 in scatter, over scatter"),
         ] {
             let Beside { ratio, range, .. } =
                 beside(effort, |is_limit, passes| self.passes(if is_limit { over } else { work }, passes))?;

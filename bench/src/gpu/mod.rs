@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use clap::Args;
 use dataplane_cuda::{CompileError, Cuda, Device};
-use dataplane_gpu::{KernelSet, KernelsError, LayoutKernels};
+use dataplane_gpu::{KernelsError, LayoutKernels};
 
 use crate::size;
 use crate::transfer::Unavailable;
@@ -109,7 +109,7 @@ fn open(ordinal: u32) -> Result<Result<(Device, Arc<LayoutKernels>), String>> {
         Err(reason) => return Ok(Err(reason.to_string())),
     };
     let device = cuda.device(ordinal)?;
-    match LayoutKernels::compile(&device, KernelSet::All) {
+    match LayoutKernels::compile(&device) {
         Ok(kernels) => Ok(Ok((device, Arc::new(kernels)))),
         Err(reason @ KernelsError::Compile { error: CompileError::NoLibrary { .. }, .. }) => {
             Ok(Err(reason.to_string()))

@@ -84,12 +84,6 @@ pub enum Refusal {
     /// As many batches are in flight as may be: poll, then try again.
     #[error("the queue is full")]
     Full,
-    /// It needs a kernel that is not in the set which was compiled.
-    #[error("the kernel {function} was not compiled")]
-    Kernel {
-        /// Which.
-        function: &'static str,
-    },
     /// It has more items than a batch may have.
     #[error("{items} items are more than a batch may have ({items_max})")]
     TooMany {

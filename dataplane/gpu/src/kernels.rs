@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dataplane_cuda::{CudaError, Device, Function, Module, Stream, compile, compile_for};
-use dataplane_kernels::{COMPILE_OPTIONS, KernelSet, Launch};
+use dataplane_kernels::{COMPILE_OPTIONS, FUNCTIONS, Launch, SOURCE};
 
 use crate::error::KernelsError;
 
@@ -22,22 +22,22 @@ const NAME: &str = "layout kernels";
 
 impl LayoutKernels {
     /// Compiles the kernels for the device and loads them: as machine code, or as text that the driver compiles where
-    /// there is none or the driver does not take it ([`why_text`](Self::why_text)). All of them take 12 to 17 seconds of
-    /// one core, copies two; text takes half of that, and then the driver's part.
-    pub fn compile(device: &Device, set: KernelSet) -> Result<Self, KernelsError> {
+    /// there is none or the driver does not take it ([`why_text`](Self::why_text)). That takes two seconds of one core; text
+    /// takes half of that, and then the driver's part.
+    pub fn compile(device: &Device) -> Result<Self, KernelsError> {
         let started = Instant::now();
         let (major, minor) = device.description().compute_capability;
         let failed = |error| KernelsError::Compile { major, minor, error };
-        let image = compile_for((major, minor), set.source(), NAME, &COMPILE_OPTIONS).map_err(failed)?;
+        let image = compile_for((major, minor), SOURCE, NAME, &COMPILE_OPTIONS).map_err(failed)?;
         // SAFETY: the image is the compiled text of the kernels.
-        let kernels = match unsafe { Self::load(device, set, image.bytes()) } {
+        let kernels = match unsafe { Self::load(device, image.bytes()) } {
             Err(KernelsError::Device(refused)) if image.is_machine_code() => {
                 let architecture = format!("--gpu-architecture=compute_{major}{minor}");
                 let options: Vec<&str> = COMPILE_OPTIONS.into_iter().chain([architecture.as_str()]).collect();
-                let text = compile(set.source(), NAME, &options).map_err(failed)?;
+                let text = compile(SOURCE, NAME, &options).map_err(failed)?;
                 let why_text = format!("the driver takes no machine code of this compiler: {refused}");
                 // SAFETY: as above.
-                let kernels = unsafe { Self::load(device, set, text.bytes()) };
+                let kernels = unsafe { Self::load(device, text.bytes()) };
                 Self { why_text: Some(why_text), ..kernels? }
             }
             loaded => Self { why_text: image.why_text().map(str::to_owned), ..loaded? },
@@ -48,12 +48,12 @@ impl LayoutKernels {
     /// Loads an image that was compiled elsewhere.
     ///
     /// # Safety
-    /// The image was made of the set's source of this very version: what its kernels take and touch is not checked.
-    pub unsafe fn load(device: &Device, set: KernelSet, image: &[u8]) -> Result<Self, KernelsError> {
+    /// The image was made of [`SOURCE`] of this very version: what its kernels take and touch is not checked.
+    pub unsafe fn load(device: &Device, image: &[u8]) -> Result<Self, KernelsError> {
         let started = Instant::now();
         let module = Module::load(device, image)?;
-        let function = |&name: &&'static str| module.function(name).map(|function| (name, function));
-        let mut functions = set.functions().iter().map(function).collect::<Result<Vec<_>, _>>()?;
+        let function = |name: &'static str| module.function(name).map(|function| (name, function));
+        let mut functions = FUNCTIONS.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
         functions.sort_unstable_by_key(|(name, _)| *name);
         Ok(Self { device: device.clone(), functions, why_text: None, took: started.elapsed() })
     }
@@ -81,15 +81,6 @@ impl LayoutKernels {
         dataplane_kernels::Device { multiprocessors: self.device.description().multiprocessors }
     }
 
-    /// Whether a function was among those that were loaded.
-    pub(crate) fn has(&self, function: &str) -> bool {
-        self.position(function).is_some()
-    }
-
-    fn position(&self, function: &str) -> Option<usize> {
-        self.functions.binary_search_by_key(&function, |(name, _)| *name).ok()
-    }
-
     /// Puts a planned launch on a stream of the device.
     ///
     /// # Safety
@@ -97,8 +88,8 @@ impl LayoutKernels {
     ///    reaches, and that lives until the kernel is over; the items are in place when it runs.
     /// 2. The kernels live until then.
     pub(crate) unsafe fn launch(&self, stream: &Stream, launch: &Launch) -> Result<(), CudaError> {
-        let found = self.position(launch.function);
-        let function = &self.functions[found.unwrap_or_else(|| unreachable!("{}", launch.function))].1;
+        let found = self.functions.binary_search_by_key(&launch.function, |(name, _)| *name);
+        let function = &self.functions[found.unwrap_or_else(|_| unreachable!("{}", launch.function))].1;
         let mut parameters = [launch.parameters.as_bytes().as_ptr().cast_mut().cast()];
         let Launch { grid, block, shared_bytes, .. } = *launch;
         // SAFETY: a layout kernel has one parameter, the structure that the plan made for it, which is read during

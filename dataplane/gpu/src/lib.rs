@@ -2,8 +2,7 @@
 //!
 //! * [`LayoutKernels`]: the kernels of `dataplane-kernels`, compiled for one device at start-up.
 //! * [`PagedTensors`]: an engine's tensors as planes in device memory, each checked to lie inside it.
-//! * [`CopyRoute`], [`QuantiseRoute`], [`SlotRoute`]: tensors, slots and how one becomes the other, one [`Route`] with
-//!   three plans. Made once.
+//! * [`CopyRoute`], [`SlotRoute`]: tensors, slots and how one becomes the other, one [`Route`] with two plans. Made once.
 //! * [`KernelQueue`]: batches of blocks over a route, submitted and polled. The hot path: no allocation, no lock of
 //!   ours, no wait; per batch two small copies, one launch, two events, and for one of few items a launch and an event.
 //! * [`SlotChecksummer`]: the `Checksummer` of `dataplane-memory` over such a queue, for whoever shall not know CUDA.
@@ -31,7 +30,5 @@ pub use error::{KernelsError, Refusal, RouteError};
 pub use kernels::LayoutKernels;
 pub use queue::KernelQueue;
 pub use ring::KernelQueueConfig;
-pub use route::{CopyRoute, Pair, QuantiseRoute, Route, SlotRoute, heads_shared};
+pub use route::{CopyRoute, Pair, Route, SlotRoute, heads_shared};
 pub use tensors::{PagedTensors, Plane};
-
-pub use dataplane_kernels::KernelSet;

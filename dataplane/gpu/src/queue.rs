@@ -16,7 +16,7 @@ use crate::batch::{Finished, Flight, Sums};
 use crate::error::{KernelsError, Refusal};
 use crate::kernels::LayoutKernels;
 use crate::ring::{KernelQueueConfig, Parts, Ring};
-use crate::route::{CopyRoute, Ends, Pair, Plan, QuantiseRoute, Route, SlotRoute};
+use crate::route::{CopyRoute, Ends, Pair, Plan, Route, SlotRoute};
 
 /// See the module.
 #[derive(Debug)]
@@ -108,22 +108,6 @@ impl KernelQueue {
         self.start(route, Direction::Scatter, pairs.iter().copied(), sums, token)
     }
 
-    /// Quantises blocks into slots. Sums are of the codes, scales and header.
-    pub fn quantise(
-        &mut self,
-        route: &QuantiseRoute,
-        pairs: &[Pair],
-        sums: Sums,
-        token: u64,
-    ) -> Result<(), Refusal> {
-        self.start(route, Direction::Gather, pairs.iter().copied(), sums, token)
-    }
-
-    /// Restores blocks from slots. Takes no sums: verify the slots first.
-    pub fn dequantise(&mut self, route: &QuantiseRoute, pairs: &[Pair], token: u64) -> Result<(), Refusal> {
-        self.start(route, Direction::Scatter, pairs.iter().copied(), Sums::None, token)
-    }
-
     /// Takes the checksum of slots.
     pub fn checksum(&mut self, route: &SlotRoute, slots: &[u32], token: u64) -> Result<(), Refusal> {
         self.start(route, (), slots.iter().map(whole_slot), Sums::Take, token)
@@ -186,9 +170,6 @@ impl KernelQueue {
         let places = (sums != Sums::None).then_some(!expected.is_empty());
         let batch = self.ring.batch(slot, &parts, ends.planes(), places);
         let launch = plan.launch(way, &batch, self.kernels.shape())?;
-        if !self.kernels.has(launch.function) {
-            return Err(Refusal::Kernel { function: launch.function });
-        }
         self.ring.seal(slot, &parts, expected);
         let failure = self.hand_over(slot, &parts, &launch).err();
         let (has_sums, _ends) = (places.is_some(), ends.clone());

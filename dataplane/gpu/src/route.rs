@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use dataplane_cuda::{Device, DeviceMemory, DeviceSlab};
 use dataplane_kernels::{
-    Batch, ChecksumPlan, CopyPlan, Device as Shape, Direction, HeadRange, Launch, PlanError, QuantisePlan,
-    QuantisedSlot, SlotLayout, alignment_of,
+    Batch, ChecksumPlan, CopyPlan, Device as Shape, Direction, HeadRange, Launch, PlanError, SlotLayout,
+    alignment_of,
 };
 
 use crate::error::RouteError;
@@ -93,14 +93,6 @@ impl Plan for CopyPlan {
     }
 }
 
-impl Plan for QuantisePlan {
-    type Way = Direction;
-
-    fn launch(&self, way: Direction, batch: &Batch, device: Shape) -> Result<Launch, PlanError> {
-        Self::launch(self, way, batch, device)
-    }
-}
-
 impl Plan for ChecksumPlan {
     type Way = ();
 
@@ -118,9 +110,6 @@ pub struct Route<P> {
 
 /// Blocks as they are, between tensors and slots; also some heads of them, from or to a slot with more or fewer.
 pub type CopyRoute = Route<CopyPlan>;
-
-/// Blocks in the engine's elements, codes in the slots.
-pub type QuantiseRoute = Route<QuantisePlan>;
 
 /// Slots alone: their first bytes are summed.
 pub type SlotRoute = Route<ChecksumPlan>;
@@ -149,23 +138,6 @@ impl CopyRoute {
         let ends = Ends::new(Some(tensors), slots, needed)?;
         ends.agree(layout.planes.into())?;
         let plan = CopyPlan::new(paged, layout, heads, ends.alignment())?;
-        Ok(Self { ends, plan })
-    }
-}
-
-impl QuantiseRoute {
-    /// A route for the heads of `heads`.
-    pub fn new(
-        tensors: Arc<PagedTensors>,
-        slots: Arc<DeviceSlab>,
-        slot: QuantisedSlot,
-        heads: HeadRange,
-    ) -> Result<Self, RouteError> {
-        let paged = *tensors.layout();
-        let slot = slot.validate()?;
-        let ends = Ends::new(Some(tensors), slots, slot.bytes())?;
-        ends.agree(u64::from(slot.layers) * u64::from(slot.parts))?;
-        let plan = QuantisePlan::new(paged, slot, heads, ends.alignment())?;
         Ok(Self { ends, plan })
     }
 }

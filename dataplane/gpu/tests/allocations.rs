@@ -9,7 +9,7 @@ mod harness;
 use std::sync::Arc;
 
 use dataplane_cuda::{Cuda, DeviceSlab, Priority, Stream};
-use dataplane_gpu::{KernelQueue, KernelQueueConfig, KernelSet, LayoutKernels, SlotChecksummer, SlotRoute};
+use dataplane_gpu::{KernelQueue, KernelQueueConfig, LayoutKernels, SlotChecksummer, SlotRoute};
 use dataplane_memory::{Checksummer, DeviceMemory, Slab, SlabLayout, SlotPool, SlotSum};
 use double::Double;
 use tests_allocations::{Counting, count};
@@ -25,8 +25,7 @@ fn queue() -> Option<(Double, KernelQueue, Arc<DeviceSlab>)> {
     let device = Cuda::open().expect("open").device(0).expect("device");
     let image = format!("emulator:{}\n", library.display());
     // SAFETY: the emulator is compiled from the kernels' own text.
-    let kernels =
-        Arc::new(unsafe { LayoutKernels::load(&device, KernelSet::All, image.as_bytes()) }.expect("kernels"));
+    let kernels = Arc::new(unsafe { LayoutKernels::load(&device, image.as_bytes()) }.expect("kernels"));
     let slots = DeviceSlab::allocate(&device, SlabLayout { slot_bytes: 64, slot_count: 8 }).expect("slots");
     let stream = Stream::new(&device, Priority::Urgent).expect("stream");
     let config = KernelQueueConfig { items_max: 8, batches_max: 4 };

@@ -10,7 +10,7 @@ mod harness;
 use std::path::Path;
 
 use dataplane_cuda::{CompileError, Cuda};
-use dataplane_gpu::{KernelSet, KernelsError, LayoutKernels};
+use dataplane_gpu::{KernelsError, LayoutKernels};
 use double::Double;
 use double::nvrtc::Compiler;
 
@@ -27,7 +27,7 @@ fn machine_code_where_it_can_be_and_text_with_the_reason_where_not() {
     let compiler = Compiler::load(&emulator).expect("a compiler compiled the driver's double");
     let device = Cuda::open().expect("the double starts").device(0).expect("device");
     let why_text = || {
-        let kernels = LayoutKernels::compile(&device, KernelSet::All).expect("kernels");
+        let kernels = LayoutKernels::compile(&device).expect("kernels");
         kernels.why_text().map(str::to_owned)
     };
 
@@ -46,13 +46,12 @@ fn machine_code_where_it_can_be_and_text_with_the_reason_where_not() {
     assert_eq!(counts(&compiler), (2, 2, 90));
 
     compiler.set_emulator(Path::new("/nonexistent"));
-    let error = LayoutKernels::compile(&device, KernelSet::All).expect_err("the driver takes neither");
+    let error = LayoutKernels::compile(&device).expect_err("the driver takes neither");
     assert!(matches!(error, KernelsError::Device(_)), "{error}");
     assert!(error.to_string().contains("CUDA_ERROR_INVALID_IMAGE (200)"), "{error}");
 
     compiler.set("architecture", 0);
-    let error = LayoutKernels::compile(&device, KernelSet::All)
-        .expect_err("a compiler that knows newer devices only");
+    let error = LayoutKernels::compile(&device).expect_err("a compiler that knows newer devices only");
     let KernelsError::Compile { major: 9, minor: 0, error: CompileError::Refused { reason, log, .. } } =
         error
     else {

@@ -14,22 +14,15 @@ use checks::Rig;
 use checks::sums::Summed;
 use dataplane_cuda::{Cuda, Device};
 use dataplane_gpu::{
-    CopyRoute, KernelSet, LayoutKernels, PagedTensors, Pair, Plane, QuantiseRoute, Refusal, RouteError,
-    SlotRoute, Sums, heads_shared,
+    CopyRoute, LayoutKernels, PagedTensors, Pair, Plane, Refusal, RouteError, SlotRoute, Sums, heads_shared,
 };
-use dataplane_kernels::{
-    Element, Format, Grouping, HeadRange, PagedLayout, PlanError, QuantisedSlot, ScaleType, SlotLayout,
-};
+use dataplane_kernels::{HeadRange, PagedLayout, PlanError, SlotLayout};
 use dataplane_memory::{Checksummer, SlotRef, SlotSum, SumRefused};
 use double::Double;
 use harness::{Random, seed};
 
 /// The double, and kernels that the emulator runs.
 fn rig() -> Option<(Double, Rig)> {
-    rig_with(KernelSet::All)
-}
-
-fn rig_with(set: KernelSet) -> Option<(Double, Rig)> {
     let double = Double::load()?;
     let options = ["-O2", "-shared", "-fPIC"];
     let library = harness::build("libkvasir_emulator.so", &["emulator.cpp"], &options)?;
@@ -37,7 +30,7 @@ fn rig_with(set: KernelSet) -> Option<(Double, Rig)> {
     let cuda = Cuda::open().expect("the double starts");
     let kernels = |device: &Device| {
         // SAFETY: the emulator is compiled from the kernels' own text.
-        let loaded = unsafe { LayoutKernels::load(device, set, image.as_bytes()) };
+        let loaded = unsafe { LayoutKernels::load(device, image.as_bytes()) };
         Arc::new(loaded.expect("kernels"))
     };
     let devices = [0, 1].map(|ordinal| cuda.device(ordinal).expect("device"));
@@ -48,39 +41,6 @@ fn rig_with(set: KernelSet) -> Option<(Double, Rig)> {
 fn random_tensors_arrive_on_another_device_to_the_byte() {
     let Some((_double, mut rig)) = rig() else { return };
     checks::copies_arrive_on_another_device(&mut rig, &mut Random(seed(301)), 60);
-}
-
-#[test]
-fn random_numbers_arrive_on_another_device_as_fp8_and_int8() {
-    let Some((_double, mut rig)) = rig() else { return };
-    checks::codes_arrive_on_another_device(&mut rig, &mut Random(seed(302)), 40);
-}
-
-#[test]
-fn where_only_copies_were_compiled_they_run_and_codes_are_refused() {
-    let Some((_double, mut rig)) = rig_with(KernelSet::Copies) else { return };
-    checks::copies_arrive_on_another_device(&mut rig, &mut Random(seed(303)), 5);
-    let (tensors, ..) = small(&rig);
-    let slot = QuantisedSlot {
-        header: [1; 64],
-        layers: 1,
-        parts: 2,
-        tokens: 2,
-        heads: 1,
-        head_dim: 8,
-        element: Element::Bf16,
-        format: Format::Int8,
-        scale: ScaleType::F32,
-        keys: Grouping::Channel,
-        values: Grouping::Channel,
-    };
-    let side = &mut rig.sides[0];
-    let slots = side.slots(&mut Random(3), slot.bytes() as usize, 1);
-    let route = QuantiseRoute::new(tensors, slots, slot, HeadRange::all(1)).expect("route");
-    let refusal = side.queue.quantise(&route, &[Pair { block: 0, slot: 0 }], Sums::None, 1);
-    let refusal = refusal.expect_err("it is not there");
-    assert!(refusal.to_string().starts_with("the kernel kvasir_quantise_bf16_int8_"), "{refusal}");
-    assert_eq!(side.queue.in_flight(), 0);
 }
 
 const LAYOUT: PagedLayout = PagedLayout {

@@ -17,10 +17,7 @@ typedef unsigned long long u64;
 template <class T> KVASIR_INLINE T *pointer(u64 address) { return reinterpret_cast<T *>(address); }
 #endif
 
-// What went wrong with an item; bits of its status word. Not every set of kernels uses each.
-[[maybe_unused]] constexpr u32 STATUS_NOT_FINITE = 1;  // A NaN or an infinity was to be quantised.
-[[maybe_unused]] constexpr u32 STATUS_HEADER = 2;      // The slot's header is not the expected one; nothing was restored.
-[[maybe_unused]] constexpr u32 STATUS_SCALE = 4;       // A scale is not a positive finite number.
+// What went wrong with an item; bits of its status word.
 [[maybe_unused]] constexpr u32 STATUS_MISALIGNED = 8;  // An address is 0 or no multiple of the launch's unit; nothing there was touched.
 [[maybe_unused]] constexpr u32 STATUS_BLOCK = 16;      // The block does not exist; the item was not touched.
 [[maybe_unused]] constexpr u32 STATUS_CHECKSUM = 32;   // The checksum is not the expected one.

@@ -28,22 +28,6 @@ pub enum PlanError {
         /// Heads there.
         heads: u32,
     },
-    /// A group of elements with one scale does not divide the head.
-    #[error("layout kernels: groups of {group} do not divide a head of {head_dim}")]
-    Group {
-        /// Elements of a group.
-        group: u32,
-        /// Elements of a head.
-        head_dim: u32,
-    },
-    /// Addresses or strides are not multiples of an element.
-    #[error("layout kernels: addresses and strides are multiples of {found} bytes, an element has {wanted}")]
-    Alignment {
-        /// The greatest power of two that divides them.
-        found: u64,
-        /// Bytes of an element.
-        wanted: u64,
-    },
     /// The checksum cannot be taken with the copy: use [`ChecksumPlan`](crate::ChecksumPlan) after it.
     #[error("layout kernels: no checksum with this copy, because {0}")]
     Checksum(&'static str),

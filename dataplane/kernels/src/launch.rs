@@ -1,7 +1,7 @@
 //! One launch: what to start, and the memory that a batch names.
 
 use crate::error::PlanError;
-use crate::parameters::{ChecksumParameters, CopyParameters, QuantiseParameters, SumParameters};
+use crate::parameters::{ChecksumParameters, CopyParameters, SumParameters};
 
 /// What is to be launched. One launch works on a whole batch, waits for nothing on the host and can be
 /// captured in a graph.
@@ -20,13 +20,10 @@ pub struct Launch {
 }
 
 /// The one parameter of a kernel, a structure by value.
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for every launch")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parameters {
     /// Of gather and scatter.
     Copy(CopyParameters),
-    /// Of quantising gather and dequantising scatter.
-    Quantise(QuantiseParameters),
     /// Of the checksum.
     Checksum(ChecksumParameters),
 }
@@ -38,7 +35,6 @@ impl Parameters {
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Copy(parameters) => bytemuck::bytes_of(parameters),
-            Self::Quantise(parameters) => bytemuck::bytes_of(parameters),
             Self::Checksum(parameters) => bytemuck::bytes_of(parameters),
         }
     }

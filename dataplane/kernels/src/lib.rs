@@ -4,7 +4,7 @@
 //! * [`PagedLayout`] describes an engine by strides, [`SlotLayout`] a slot in one canonical order,
 //!   [`HeadRange`] the heads that two ranks share: every layout is data. [`EngineTensors`] makes both from an
 //!   engine's own terms.
-//! * [`CopyPlan`] gathers and scatters, [`QuantisePlan`] does so through fp8 or int8 codes, [`ChecksumPlan`] verifies. Each batch is one [`Launch`].
+//! * [`CopyPlan`] gathers and scatters, [`ChecksumPlan`] verifies. Each batch is one [`Launch`].
 //! * [`SOURCE`] is compiled at run time by who launches; [`checksum()`] and [`mod@reference`] are the same
 //!   results on a processor.
 //!
@@ -16,11 +16,10 @@
 //!
 //! Bandwidth, a model; what was measured is in `bench/RESULTS.md`. A gather or scatter of `n` bytes reads `n` and writes `n`
 //! ([`CopyPlan::bytes_moved`]), like a device-to-device copy; beside that 16 bytes an item and 8 a plane,
-//! which the caches keep. Quantising 16-bit elements reads `n` and writes a little over `n / 2`. A thread has
-//! four 16-byte loads in flight (quantising: up to sixteen). A grid has up to eight thread blocks a
+//! which the caches keep. A thread has four 16-byte loads in flight. A grid has up to eight thread blocks a
 //! multiprocessor (a copy without checksums: one for each tile); fewer are resident at a time, and the others wait for their end. For an H100 or H200 the
-//! assembler takes 64 registers for a plain copy, 80 with a checksum and at most 252 for quantising, without
-//! spills (`tests/nvrtc.sh` prints them): 4, 3 and 2 thread blocks, or 1,024, 768 and 256 threads, so for
+//! assembler takes 64 registers for a plain copy and 80 with a checksum, without
+//! spills (`tests/nvrtc.sh` prints them): 4 and 3 thread blocks, or 1,024 and 768 threads, so for
 //! copies 132 × 48 KiB = 6.5 MB in flight, if loads of all resident threads overlap, where 4.8 TB/s × about
 //! 0.7 µs (an assumed latency) need 3.4 MB. Accesses are 16 bytes, and whole sectors as soon as a head has 32
 //! bytes. By a count of the source, not of machine code, the address of a unit costs about 30 integer
@@ -37,8 +36,6 @@ mod error;
 mod launch;
 mod layout;
 mod parameters;
-mod quantise;
-mod quantised;
 pub mod reference;
 mod source;
 pub mod status;
@@ -50,11 +47,6 @@ pub use divider::Divider;
 pub use error::PlanError;
 pub use launch::{Batch, Device, Launch, Parameters, SumPlaces};
 pub use layout::{EngineTensors, HeadRange, InnerOrder, PagedLayout, PartPlace, SlotLayout, alignment_of};
-pub use parameters::{
-    ChecksumParameters, CopyParameters, Item, PagedParameters, PartParameters, QuantiseParameters, Scratch,
-    SumParameters,
-};
-pub use quantise::QuantisePlan;
-pub use quantised::{Element, Format, Grouping, HEADER_BYTES, QuantisedSlot, ScaleType};
-pub use source::{COMPILE_OPTIONS, FILES, FUNCTIONS, KernelSet, SOURCE};
+pub use parameters::{ChecksumParameters, CopyParameters, Item, PagedParameters, Scratch, SumParameters};
+pub use source::{COMPILE_OPTIONS, FILES, FUNCTIONS, SOURCE};
 pub use verify::ChecksumPlan;

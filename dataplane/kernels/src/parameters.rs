@@ -81,55 +81,7 @@ pub struct ChecksumParameters {
     pub(crate) item_tiles: Divider,
 }
 
-/// Keys or values of every layer. Mirrors `Part`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct PartParameters {
-    pub(crate) offset: u64,
-    pub(crate) code_offset: u64,
-    pub(crate) group: u32,
-    pub(crate) groups: u32,
-    pub(crate) slot_groups: u32,
-    pub(crate) first_group: u32,
-    pub(crate) lanes_shift: u32,
-    pub(crate) tiles: u32,
-    pub(crate) work: u32,
-    pub(crate) plane_work: Divider,
-    pub(crate) token_groups: Divider,
-    pub(crate) group_divider: Divider,
-}
-
-/// Of `kvasir_quantise_*` and `kvasir_dequantise_*`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct QuantiseParameters {
-    pub(crate) items: u64,
-    pub(crate) status: u64,
-    pub(crate) paged: PagedParameters,
-    pub(crate) sums: SumParameters,
-    pub(crate) layer_bytes: u64,
-    pub(crate) slot_bytes: u64,
-    pub(crate) header: [u32; 16],
-    pub(crate) parts: [PartParameters; 2],
-    pub(crate) part_count: u32,
-    pub(crate) tokens: u32,
-    pub(crate) channels: u32,
-    pub(crate) slot_channels: u32,
-    pub(crate) first_channel: u32,
-    pub(crate) has_bf16_scales: u32,
-    pub(crate) tiles: u32,
-    pub(crate) units: u32,
-    pub(crate) item_tiles: Divider,
-    pub(crate) head_elements: Divider,
-    pub(crate) layer_units: Divider,
-    pub(crate) part_units: Divider,
-    pub(crate) token_units: Divider,
-    pub(crate) reserved: u32,
-}
-
 // A launch takes at most 4,096 bytes of parameters by value.
 const _: () = assert!(size_of::<CopyParameters>() == 192 && align_of::<CopyParameters>() == 8);
 const _: () = assert!(size_of::<ChecksumParameters>() == 72);
-const _: () = assert!(size_of::<PartParameters>() == 80);
-const _: () = assert!(size_of::<QuantiseParameters>() == 424);
 const _: () = assert!(size_of::<Item>() == 16 && size_of::<Scratch>() == 16);

@@ -1,11 +1,5 @@
 //! What the kernels do, on a processor, slowly and plainly: the oracle of the tests, and a stand-in where
-//! there is no GPU. Numbers are worked out in double precision and rounded once where the kernels round.
-
-mod numbers;
-mod quantised;
-
-pub use numbers::{decode, element_from, element_to};
-pub use quantised::{dequantise, quantise};
+//! there is no GPU.
 
 use crate::layout::{HeadRange, PagedLayout, SlotLayout};
 

@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::process::Command;
 
-use dataplane_kernels::{COMPILE_OPTIONS, FUNCTIONS, KernelSet};
+use dataplane_kernels::{COMPILE_OPTIONS, FUNCTIONS, SOURCE};
 use libloading::Library;
 
 type Program = *mut c_void;
@@ -68,8 +68,8 @@ impl Nvrtc {
     }
 
     /// PTX for a virtual architecture, machine code for a real one.
-    fn compile(&self, set: KernelSet, architecture: &str, more: &[&str]) -> Vec<u8> {
-        let source = CString::new(set.source()).expect("no zero");
+    fn compile(&self, architecture: &str) -> Vec<u8> {
+        let source = CString::new(SOURCE).expect("no zero");
         let mut program = std::ptr::null_mut();
         // SAFETY: the type is that of nvrtcCreateProgram.
         let create = unsafe { self.0.get::<Create>(b"nvrtcCreateProgram") }.expect("nvrtcCreateProgram");
@@ -78,7 +78,7 @@ impl Nvrtc {
         let made = unsafe { create(&raw mut program, source.as_ptr(), c"kvasir.cu".as_ptr(), 0, none, none) };
         assert_eq!(made, 0);
         let architecture_option = format!("--gpu-architecture={architecture}");
-        let all = COMPILE_OPTIONS.iter().chain(more).copied().chain([architecture_option.as_str()]);
+        let all = COMPILE_OPTIONS.into_iter().chain([architecture_option.as_str()]);
         let options: Vec<CString> = all.map(|option| CString::new(option).expect("no zero")).collect();
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // SAFETY: the type is that of nvrtcCompileProgram.
@@ -117,22 +117,16 @@ fn wide(text: &str) -> (usize, usize) {
 }
 
 /// Kernels whose inner loops are 16-byte accesses: (loads, stores) at least.
-const WIDE: [(&str, usize, usize); 11] = [
+const WIDE: [(&str, usize, usize); 5] = [
     // One load more than in the loop: the item.
     ("kvasir_gather_16", 5, 4),
     ("kvasir_gather_sum_16", 5, 4),
     ("kvasir_scatter_16", 5, 4),
     ("kvasir_scatter_sum_16", 5, 4),
     ("kvasir_checksum_16", 5, 0),
-    ("kvasir_quantise_bf16_fp8_8", 20, 0),
-    ("kvasir_quantise_f16_int8_8", 20, 0),
-    ("kvasir_quantise_f32_fp8_8", 24, 0),
-    ("kvasir_dequantise_bf16_fp8_8", 1, 4),
-    ("kvasir_dequantise_f16_int8_8", 1, 4),
-    ("kvasir_dequantise_f32_fp8_8", 1, 8),
 ];
 
-fn check_ptx(architecture: &str, ptx: &str, has_conversion: bool) {
+fn check_ptx(architecture: &str, ptx: &str) {
     assert_eq!(ptx.matches(".entry ").count(), FUNCTIONS.len());
     for function in FUNCTIONS {
         assert!(!entry(ptx, function).contains(".local "), "{function} keeps an array in local memory");
@@ -142,10 +136,6 @@ fn check_ptx(architecture: &str, ptx: &str, has_conversion: bool) {
         println!("{architecture} {function}: {} loads and {} stores of 16 bytes", found.0, found.1);
         assert!(found.0 >= loads && found.1 >= stores, "{function}: {found:?}, not ({loads}, {stores})");
     }
-    let quantise = entry(ptx, "kvasir_quantise_bf16_fp8_8");
-    assert_eq!(quantise.contains("cvt.rn.satfinite.e4m3x2.f32"), has_conversion, "{architecture}");
-    assert!(!ptx.contains("fma.rn"), "no product and sum are one rounding");
-    assert!(!ptx.contains(".ftz"), "denormals count");
 }
 
 /// What the assembler says of each kernel: no spills; prints registers.
@@ -190,30 +180,23 @@ fn the_source_compiles_with_accesses_of_16_bytes_and_no_spills() {
     let Some(nvrtc) = Nvrtc::load() else { return };
     let version = nvrtc.version();
     println!("NVRTC {}.{}", version.0, version.1);
-    let mut architectures = vec![("80", false), ("90", true)];
+    let mut architectures = vec!["80", "90"];
     // Known from 12.8 on.
     if version >= (12, 8) {
-        architectures.push(("100", true));
+        architectures.push("100");
     }
-    // A minute each.
     if let Ok(only) = std::env::var("KVASIR_NVRTC_ONLY") {
-        architectures.retain(|(number, _)| *number == only);
+        architectures.retain(|number| *number == only);
         assert!(!architectures.is_empty(), "KVASIR_NVRTC_ONLY={only}: none of 80, 90, 100");
     }
-    for (number, has_conversion) in architectures {
+    for number in architectures {
         let virtual_architecture = format!("compute_{number}");
-        let ptx = nvrtc.compile(KernelSet::All, &virtual_architecture, &[]);
+        let ptx = nvrtc.compile(&virtual_architecture);
         let ptx = CStr::from_bytes_until_nul(&ptx).expect("text").to_str().expect("ASCII");
-        check_ptx(&virtual_architecture, ptx, has_conversion);
+        check_ptx(&virtual_architecture, ptx);
         check_registers(&virtual_architecture, ptx);
-        let copies = nvrtc.compile(KernelSet::Copies, &virtual_architecture, &[]);
-        let copies = CStr::from_bytes_until_nul(&copies).expect("text").to_str().expect("ASCII");
-        assert_eq!(copies.matches(".entry ").count(), KernelSet::Copies.functions().len());
-        KernelSet::Copies.functions().iter().for_each(|function| _ = entry(copies, function));
-        let machine_code = nvrtc.compile(KernelSet::All, &format!("sm_{number}"), &[]);
+        let machine_code = nvrtc.compile(&format!("sm_{number}"));
         assert!(machine_code.starts_with(b"\x7fELF"), "sm_{number}");
         println!("sm_{number}: {} bytes of machine code", machine_code.len());
     }
-    let portable = nvrtc.compile(KernelSet::All, "compute_90", &["--define-macro=KVASIR_PORTABLE"]);
-    assert!(!String::from_utf8_lossy(&portable).contains("e4m3x2"), "the hand-written conversion");
 }

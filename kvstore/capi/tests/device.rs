@@ -12,7 +12,7 @@ mod harness;
 use std::time::{Duration, Instant};
 
 use dataplane_cuda::{Cuda, Device, DeviceMemory, DeviceSlab};
-use dataplane_gpu::{KernelSet, LayoutKernels};
+use dataplane_gpu::LayoutKernels;
 use dataplane_memory::SlabLayout;
 use double::Double;
 use engine::{Engine, Identity, Rig, name, payload};
@@ -31,8 +31,7 @@ fn device() -> Option<(Double, Device, String)> {
 
 fn open(image: &str, configuration: &str) -> Rig {
     // SAFETY: the emulator is compiled from the kernels' own text.
-    let kernels =
-        |device: &Device| unsafe { LayoutKernels::load(device, KernelSet::Copies, image.as_bytes()) };
+    let kernels = |device: &Device| unsafe { LayoutKernels::load(device, image.as_bytes()) };
     Rig::new(kvasir_kv::testing::open(configuration, kernels, None).expect("opens"))
 }
 

@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use dataplane_cuda::{Cuda, Device, DeviceMemory, DeviceSlab};
-use dataplane_gpu::{KernelSet, LayoutKernels};
+use dataplane_gpu::LayoutKernels;
 use dataplane_memory::SlabLayout;
 use dataplane_verbs::testing::{Accelerator, Reach, SoftwareDevice};
 use double::Double;
@@ -255,8 +255,7 @@ fn direct(card: &SoftwareDevice, more: &str) -> String {
 
 fn open(image: &str, configuration: &str) -> Result<*mut kvasir_kv::Handle, String> {
     // SAFETY: the emulator is compiled from the kernels' own text.
-    let kernels =
-        |device: &Device| unsafe { LayoutKernels::load(device, KernelSet::Copies, image.as_bytes()) };
+    let kernels = |device: &Device| unsafe { LayoutKernels::load(device, image.as_bytes()) };
     kvasir_kv::testing::open(configuration, kernels, Some(SoftwareDevice::library()))
 }
 

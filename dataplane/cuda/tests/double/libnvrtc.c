@@ -94,7 +94,7 @@ int nvrtcCompileProgram(struct program *program, int number, const char *const *
         int architecture = 0;
         if (sscanf(options[at], "--gpu-architecture=sm_%d", &architecture) == 1) program->is_machine_code = 1;
         else if (sscanf(options[at], "--gpu-architecture=compute_%d", &architecture) != 1) {
-            if (!strcmp(options[at], "--std=c++17") || !strcmp(options[at], "--fmad=false")) continue;
+            if (!strcmp(options[at], "--std=c++17")) continue;
             return refuse(program, options[at]);
         }
         if (!is_known(architecture)) return refuse(program, options[at]);

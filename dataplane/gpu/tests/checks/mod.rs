@@ -3,7 +3,6 @@
 #![allow(dead_code, reason = "each test uses its part of it")]
 
 mod copies;
-mod quantised;
 pub(crate) mod sums;
 
 use std::sync::Arc;
@@ -17,7 +16,6 @@ use dataplane_kernels::{EngineTensors, InnerOrder, PartPlace};
 use dataplane_memory::{PageSize, Slab, SlabLayout};
 
 pub(crate) use copies::copies_arrive_on_another_device;
-pub(crate) use quantised::codes_arrive_on_another_device;
 pub(crate) use sums::sums_of_ranges_are_those_of_the_processor;
 
 use crate::harness::Random;

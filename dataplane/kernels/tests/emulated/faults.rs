@@ -1,9 +1,6 @@
 //! What the kernels refuse, and that the rig sees what it should see.
 
-use dataplane_kernels::{
-    CopyPlan, Direction, Element, Format, Grouping, HeadRange, QuantisePlan, QuantisedSlot, ScaleType,
-    SlotLayout, status,
-};
+use dataplane_kernels::{CopyPlan, Direction, HeadRange, SlotLayout, status};
 
 use crate::engine::{DEVICE, lay, random_engine};
 use crate::harness::{Emulator, Memory, Random, seed};
@@ -43,82 +40,18 @@ fn a_plane_without_an_address_is_reported_and_not_touched() {
     let engine = random_engine(&mut random, 2, 64, 0);
     let planes = engine.layers * engine.parts;
     let slot = SlotLayout::new(planes, engine.paged.tokens, 2, 64);
-    let quantised = QuantisedSlot {
-        header: [7; 64],
-        layers: engine.layers,
-        parts: engine.parts,
-        tokens: engine.paged.tokens,
-        heads: 2,
-        head_dim: 32,
-        element: Element::Bf16,
-        format: Format::Int8,
-        scale: ScaleType::F32,
-        keys: Grouping::Channel,
-        values: Grouping::Token(16),
-    };
     let mut memory = Memory::default();
-    let slot_bytes = slot.bytes().max(quantised.bytes()) as usize;
-    let laid = lay(&mut memory, &mut random, &engine, (vec![0; engine.bytes], slot_bytes), (0, 0));
+    let contents = (vec![0; engine.bytes], slot.bytes() as usize);
+    let laid = lay(&mut memory, &mut random, &engine, contents, (0, 0));
     let copy = CopyPlan::new(engine.paged, slot, HeadRange::all(2), laid.alignment).expect("a plan");
-    let quantise =
-        QuantisePlan::new(engine.paged, quantised, HeadRange::all(2), laid.alignment).expect("a plan");
     let missing = random.below(u64::from(planes)) as usize;
     memory.at_mut(laid.batch.planes)[missing * 8..][..8].fill(0);
-    let launches = [Direction::Gather, Direction::Scatter].map(|direction| {
-        [copy.launch(direction, &laid.batch, DEVICE), quantise.launch(direction, &laid.batch, DEVICE)]
-    });
-    for launch in launches.into_iter().flatten() {
+    for direction in [Direction::Gather, Direction::Scatter] {
+        let launch = copy.launch(direction, &laid.batch, DEVICE);
         *memory.at_mut(laid.batch.status) = vec![0; laid.slots.len() * 4];
         emulator.run(&launch.expect("a launch"), &mut memory, random.bits());
         let all = vec![status::MISALIGNED; laid.slots.len()];
         assert_eq!(status_of(&memory, laid.batch.status), all);
-    }
-}
-
-#[test]
-fn numbers_that_are_not_finite_other_headers_and_bad_scales_are_reported() {
-    let Some(mut emulator) = Emulator::start() else { return };
-    let mut random = Random(seed(402));
-    for element in [Element::Bf16, Element::F16, Element::F32] {
-        let engine = random_engine(&mut random, 2, 16 * element.bytes(), 0);
-        let slot = QuantisedSlot {
-            header: [7; 64],
-            layers: engine.layers,
-            parts: engine.parts,
-            tokens: engine.paged.tokens,
-            heads: 2,
-            head_dim: 16,
-            element,
-            format: Format::Fp8E4m3,
-            scale: ScaleType::F32,
-            keys: Grouping::Channel,
-            values: Grouping::Token(16),
-        };
-        let mut memory = Memory::default();
-        let laid =
-            lay(&mut memory, &mut random, &engine, (vec![0; engine.bytes], slot.bytes() as usize), (0, 0));
-        let plan = QuantisePlan::new(engine.paged, slot, HeadRange::all(2), laid.alignment).expect("a plan");
-        let run = |emulator: &mut Emulator, memory: &mut Memory, direction, order| {
-            *memory.at_mut(laid.batch.status) = vec![0; laid.slots.len() * 4];
-            emulator.run(&plan.launch(direction, &laid.batch, DEVICE).expect("a launch"), memory, order);
-            status_of(memory, laid.batch.status)[0]
-        };
-        assert_eq!(run(&mut emulator, &mut memory, Direction::Gather, 1), 0);
-        assert_eq!(run(&mut emulator, &mut memory, Direction::Scatter, 2), 0);
-        memory.at_mut(laid.slots[0])[70] = 0xff;
-        memory.at_mut(laid.slots[0])[71] = 0xff;
-        assert_eq!(run(&mut emulator, &mut memory, Direction::Scatter, 3), status::SCALE);
-        memory.at_mut(laid.slots[0])[63] ^= 1;
-        assert_eq!(run(&mut emulator, &mut memory, Direction::Scatter, 4), status::HEADER);
-        // An infinity in the first item's block.
-        let infinity: &[u8] = match element {
-            Element::Bf16 => &[0x80, 0x7f],
-            Element::F16 => &[0, 0x7c],
-            Element::F32 => &[0, 0, 0x80, 0xff],
-        };
-        let at = (engine.planes[0] + laid.blocks[0] * engine.paged.block_stride) as usize;
-        memory.at_mut(laid.engine)[at..at + infinity.len()].copy_from_slice(infinity);
-        assert_eq!(run(&mut emulator, &mut memory, Direction::Gather, 5), status::NOT_FINITE);
     }
 }
 

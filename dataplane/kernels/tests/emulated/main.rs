@@ -8,4 +8,3 @@ mod checksums;
 mod copies;
 mod engine;
 mod faults;
-mod quantising;

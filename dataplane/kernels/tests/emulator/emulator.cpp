@@ -28,9 +28,6 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 #include "../../kernels/base.cu"
 #include "../../kernels/checksum.cu"
 #include "../../kernels/copy.cu"
-#include "../../kernels/element.cu"
-#include "../../kernels/quantise.cu"
-#include "../../kernels/dequantise.cu"
 
 extern "C" __attribute__((weak)) void *kvasir_translate(unsigned long long address);
 
@@ -49,9 +46,7 @@ struct Kernel {
     {#name, sizeof(Parameters), [](const void *parameters) { name(*static_cast<const Parameters *>(parameters)); }},
 #define CHECKSUM_ENTRY(name, ...) ENTRY(name, ChecksumParameters)
 #define COPY_ENTRY(name, ...) ENTRY(name, CopyParameters)
-#define QUANTISE_ENTRY(name, ...) ENTRY(name, QuantiseParameters)
-const Kernel KERNELS[] = {KVASIR_CHECKSUM_KERNELS(CHECKSUM_ENTRY) KVASIR_COPY_KERNELS(COPY_ENTRY)
-                              KVASIR_QUANTISE_KERNELS(QUANTISE_ENTRY) KVASIR_DEQUANTISE_KERNELS(QUANTISE_ENTRY)};
+const Kernel KERNELS[] = {KVASIR_CHECKSUM_KERNELS(CHECKSUM_ENTRY) KVASIR_COPY_KERNELS(COPY_ENTRY)};
 
 enum class State { READY, BARRIER, SHUFFLE, DONE };
 

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use dataplane_gpu::{KernelSet, LayoutKernels};
+use dataplane_gpu::LayoutKernels;
 use dataplane_rails::RailsConfig;
 use dataplane_verbs::Library;
 
@@ -21,7 +21,7 @@ use crate::status::{Failure, Status};
 const CONFIGURATION_BYTES_MAX: u64 = 1 << 20;
 
 fn open(text: &str) -> Result<*mut Handle, Failure> {
-    open_with(text, &|device| LayoutKernels::compile(device, KernelSet::Copies), None)
+    open_with(text, &LayoutKernels::compile, None)
 }
 
 /// The same with kernels that are made in another way, and with another verbs library than this machine's.
