@@ -80,8 +80,7 @@ fn pool_node(scratch: &Scratch, transport: &str) -> (Process, String) {
     (process, format!("{transport}:{address}"))
 }
 
-/// What was computed comes back, equal, after the worker was killed, from the only tier that outlives it; some blocks
-/// came from there.
+/// A worker that was killed and started again answers as before, with blocks from the only tier that outlives it.
 fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> Cluster {
     let config = format!("[engine]\nblocks = 300\n[host_tier]\ncapacity = \"16 MiB\"\n{tier}");
     let mut cluster = Cluster::start(&format!("far-{name}"), &["both"], &config);

@@ -179,7 +179,7 @@ fn nodes(pools: &[&Pool]) -> String {
     format!("[remote_tier]\nnodes = [{}]\ndeadline = \"2s\"\n", nodes.collect::<Vec<_>>().join(", "))
 }
 
-/// What the store knows of its nodes, with their names.
+/// Statistics of the nodes that a store shares blocks with, by their names.
 fn states(rig: &Rig) -> Vec<(String, NodeStatistics)> {
     let mut count = 0;
     // SAFETY: no room is asked for, and `count` is writable.

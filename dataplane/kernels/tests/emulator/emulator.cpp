@@ -1,5 +1,5 @@
 // Runs a launch of the kernels on the processor. Interface: emulator_api.h. Compile with
-//   c++ -std=c++17 -O2 -ffp-contract=off -fno-strict-aliasing -shared -fPIC emulator.cpp -o libkvasir_emulator.so
+//   c++ -std=c++17 -O2 -fno-strict-aliasing -shared -fPIC emulator.cpp -o libkvasir_emulator.so
 
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -56,7 +56,6 @@ struct Fiber {
     void *shadow = nullptr;
     State state = State::DONE;
     unsigned generation = 0;
-    int result = 0;
 };
 
 struct Warp {
@@ -74,7 +73,7 @@ ucontext_t scheduler;
 void *scheduler_shadow = nullptr;
 const void *scheduler_stack = nullptr;
 size_t scheduler_stack_bytes = 0;
-unsigned current = 0, waiting = 0, disjunction = 0;
+unsigned current = 0, waiting = 0;
 const Kernel *kernel = nullptr;
 const void *arguments = nullptr;
 std::vector<unsigned> ready;
@@ -160,7 +159,7 @@ unsigned choose(unsigned slow_warp) {
 // Whether all threads came to an end.
 bool run_block(unsigned threads) {
     ready.clear();
-    waiting = disjunction = 0;
+    waiting = 0;
     for (unsigned warp = 0; warp < (threads + 31) / 32; ++warp) warps[warp].arrived = 0;
     for (unsigned thread = 0; thread < threads; ++thread) start(thread);
     unsigned done = 0;
@@ -176,10 +175,9 @@ bool run_block(unsigned threads) {
         if (waiting && waiting + done == threads) {
             for (unsigned other = 0; other < threads; ++other) {
                 if (fibers[other].state != State::BARRIER) continue;
-                fibers[other].result = static_cast<int>(disjunction);
                 make_ready(other);
             }
-            waiting = disjunction = 0;
+            waiting = 0;
         }
     }
     return done == threads;
@@ -201,12 +199,10 @@ void *translate(unsigned long long address) {
     return reinterpret_cast<void *>(address);
 }
 
-int barrier(int value) {
-    disjunction |= value != 0;
+void barrier() {
     ++waiting;
     fibers[current].state = State::BARRIER;
     suspend();
-    return fibers[current].result;
 }
 
 unsigned lane() { return current % 32; }

@@ -35,8 +35,8 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 // The processor's address of a device address.
 void *translate(unsigned long long address);
-// Wait for all threads of the block; returns the disjunction of what they gave.
-int barrier(int value);
+// Waits for all threads of the block.
+void barrier();
 // Wait for all lanes of the mask; returns what the other lane gave.
 unsigned long long exchange(unsigned mask, unsigned long long value, unsigned lane);
 unsigned lane();
@@ -49,14 +49,9 @@ template <class T> T *pointer(unsigned long long address) {
     return static_cast<T *>(emulator::translate(address));
 }
 
-inline void __syncthreads() { emulator::barrier(0); }
-inline int __syncthreads_or(int value) { return emulator::barrier(value != 0); }
+inline void __syncthreads() { emulator::barrier(); }
 inline void __threadfence() {}
-inline void __trap() { __builtin_trap(); }
 
-inline unsigned __shfl_xor_sync(unsigned mask, unsigned value, unsigned distance) {
-    return static_cast<unsigned>(emulator::exchange(mask, value, emulator::lane() ^ distance));
-}
 inline unsigned long long __shfl_xor_sync(unsigned mask, unsigned long long value, unsigned distance) {
     return emulator::exchange(mask, value, emulator::lane() ^ distance);
 }
@@ -87,21 +82,6 @@ template <class T> void __stcs(T *place, T value) { *place = value; }
 template <class T> void __stwb(T *place, T value) { *place = value; }
 
 inline unsigned min(unsigned one, unsigned other) { return one < other ? one : other; }
-inline unsigned max(unsigned one, unsigned other) { return one > other ? one : other; }
 inline unsigned __umulhi(unsigned one, unsigned other) {
     return static_cast<unsigned>(static_cast<unsigned long long>(one) * other >> 32);
 }
-inline unsigned __float_as_uint(float value) {
-    unsigned bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-inline float __uint_as_float(unsigned bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-// Compile with -ffp-contract=off: each is one rounding, to nearest even.
-inline float __fmul_rn(float one, float other) { return one * other; }
-inline float __fadd_rn(float one, float other) { return one + other; }
-inline float __fdiv_rn(float one, float other) { return one / other; }

@@ -76,7 +76,7 @@ pub(crate) fn build(name: &str, files: &[&str], options: &[&str]) -> Option<Path
     let output = Command::new(&compiler)
         .current_dir(folder())
         .args(common)
-        .args(["-fno-strict-aliasing", "-ffp-contract=off"])
+        .arg("-fno-strict-aliasing")
         .args(options)
         .args(files)
         .arg("-o")

@@ -155,10 +155,10 @@ RAIL = {
 
 
 STAGE = {
-    "bucket": "How many times a stage of hand-offs took at most `le` seconds, since the start.",
     "sum": "Seconds that a stage of hand-offs took together, since the start.",
     "count": "How many times there was a stage of hand-offs, since the start.",
 }
+STAGE_BUCKET = {"bucket": "How many times a stage of hand-offs took at most `le` seconds, since the start."}
 
 
 class KvasirMetrics(KVConnectorPromMetrics):
@@ -185,50 +185,22 @@ class KvasirMetrics(KVConnectorPromMetrics):
             name: self._counter_cls(name=f"vllm:kvasir_{name}", documentation=text, labelnames=self._labelnames)
             for name, text in COUNTERS.items()
         }
-        self._values = {
+        self._values = self._gauges("store", STORE, "worker") | self._gauges("handoff", HANDOFF, "worker")
+        self._nodes = self._gauges("node", NODE, "worker", "node")
+        self._rails = self._gauges("rail", RAIL, "worker", "rail")
+        self._stages = self._gauges("handoff_stage_seconds", STAGE, "worker", "stage")
+        self._stages |= self._gauges("handoff_stage_seconds", STAGE_BUCKET, "worker", "stage", "le")
+
+    def _gauges(self, family: str, texts: dict[str, str], *labels: str) -> dict[str, Any]:
+        """A gauge for each text, by its name in the family."""
+        return {
             name: self._gauge_cls(
-                name=f"vllm:kvasir_store_{name}",
+                name=f"vllm:kvasir_{family}_{name}",
                 documentation=text,
-                labelnames=[*self._labelnames, "worker"],
+                labelnames=[*self._labelnames, *labels],
                 multiprocess_mode="mostrecent",
             )
-            for name, text in STORE.items()
-        }
-        self._values |= {
-            name: self._gauge_cls(
-                name=f"vllm:kvasir_handoff_{name}",
-                documentation=text,
-                labelnames=[*self._labelnames, "worker"],
-                multiprocess_mode="mostrecent",
-            )
-            for name, text in HANDOFF.items()
-        }
-        self._nodes = {
-            name: self._gauge_cls(
-                name=f"vllm:kvasir_node_{name}",
-                documentation=text,
-                labelnames=[*self._labelnames, "worker", "node"],
-                multiprocess_mode="mostrecent",
-            )
-            for name, text in NODE.items()
-        }
-        self._rails = {
-            name: self._gauge_cls(
-                name=f"vllm:kvasir_rail_{name}",
-                documentation=text,
-                labelnames=[*self._labelnames, "worker", "rail"],
-                multiprocess_mode="mostrecent",
-            )
-            for name, text in RAIL.items()
-        }
-        self._stages = {
-            name: self._gauge_cls(
-                name=f"vllm:kvasir_handoff_stage_seconds_{name}",
-                documentation=text,
-                labelnames=[*self._labelnames, "worker", "stage", *(["le"] if name == "bucket" else [])],
-                multiprocess_mode="mostrecent",
-            )
-            for name, text in STAGE.items()
+            for name, text in texts.items()
         }
 
     def _tell_data_plane(self, vllm_config: Any) -> None:
