@@ -1,0 +1,440 @@
+//! Descriptors: eventfds, timers, epoll and poll, reading and writing, closing.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+
+use super::super::objects::{Epoll, Kind, ObjectId};
+use super::super::threads::{Woken, current, preemption_point, wait_for};
+use super::super::{MILLISECOND, Nanos, now, real, with};
+use super::{fail, given, nanos, outcome, sockets};
+
+/// The simulated object of a descriptor, on a simulated thread.
+pub(super) fn object(descriptor: c_int) -> Option<ObjectId> {
+    current()?;
+    with(|kernel| {
+        kernel.call();
+        kernel.object_of(descriptor)
+    })
+}
+
+fn opens() -> bool {
+    current().is_some()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn eventfd(count: c_uint, flags: c_int) -> c_int {
+    if !opens() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::EVENTFD.get()(count, flags) };
+    }
+    let kind = Kind::Event { count: u64::from(count), is_semaphore: flags & libc::EFD_SEMAPHORE != 0 };
+    with(|kernel| kernel.open(kind, flags & libc::EFD_NONBLOCK != 0))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn timerfd_create(clock: c_int, flags: c_int) -> c_int {
+    if !opens() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::TIMERFD_CREATE.get()(clock, flags) };
+    }
+    let kind = Kind::Timer { interval: 0, expirations: 0, setting: 0 };
+    with(|kernel| kernel.open(kind, flags & libc::TFD_NONBLOCK != 0))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn timerfd_settime(
+    timer: c_int,
+    flags: c_int,
+    wanted: *const libc::itimerspec,
+    before: *mut libc::itimerspec,
+) -> c_int {
+    let Some(id) = object(timer) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::TIMERFD_SETTIME.get()(timer, flags, wanted, before) };
+    };
+    // SAFETY: the caller gives a setting.
+    let Some(wanted) = (unsafe { given(wanted) }) else { return fail(libc::EFAULT) };
+    let (first, every) = (nanos(&wanted.it_value), nanos(&wanted.it_interval));
+    with(|kernel| {
+        let at = if flags & libc::TFD_TIMER_ABSTIME == 0 { kernel.now + first } else { first };
+        kernel.set_timer(id, (first != 0).then_some(at), every);
+    });
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    if !opens() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::EPOLL_CREATE1.get()(flags) };
+    }
+    with(|kernel| kernel.open(Kind::Epoll(Epoll::default()), false))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_ctl(
+    epoll: c_int,
+    operation: c_int,
+    descriptor: c_int,
+    event: *mut libc::epoll_event,
+) -> c_int {
+    let Some(id) = object(epoll) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::EPOLL_CTL.get()(epoll, operation, descriptor, event) };
+    };
+    // SAFETY: the caller gives an event, or none to forget a descriptor.
+    let (events, data) = unsafe { given(event) }.map_or((0, 0), |event| (event.events, event.u64));
+    match with(|kernel| kernel.watch(id, operation, descriptor, events, data)) {
+        Ok(()) => 0,
+        Err(errno) => fail(errno),
+    }
+}
+
+fn wait_in_epoll(id: ObjectId, room: &mut [libc::epoll_event], until: Option<Nanos>) -> c_int {
+    loop {
+        let found = with(|kernel| {
+            kernel.catch_up();
+            kernel.collect(id, room.len())
+        });
+        for (place, (events, data)) in room.iter_mut().zip(&found) {
+            *place = libc::epoll_event { events: *events, u64: *data };
+        }
+        if !found.is_empty() || until.is_some_and(|until| until <= now()) {
+            if found.is_empty() {
+                preemption_point();
+            }
+            return found.len() as c_int;
+        }
+        wait_for(&[id], until);
+    }
+}
+
+/// Until when a call waits that takes milliseconds, where less than 0 is for ever.
+fn until_millis(timeout: c_int) -> Option<Nanos> {
+    u64::try_from(timeout).ok().map(|millis| if millis == 0 { 0 } else { now() + millis * MILLISECOND })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_wait(
+    epoll: c_int,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    timeout: c_int,
+) -> c_int {
+    let Some(id) = object(epoll) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::EPOLL_WAIT.get()(epoll, events, max, timeout) };
+    };
+    // SAFETY: the caller gives room for so many events.
+    let room = unsafe { std::slice::from_raw_parts_mut(events, max as usize) };
+    wait_in_epoll(id, room, until_millis(timeout))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_pwait2(
+    epoll: c_int,
+    events: *mut libc::epoll_event,
+    max: c_int,
+    timeout: *const libc::timespec,
+    _mask: *const libc::sigset_t,
+) -> c_int {
+    let Some(id) = object(epoll) else { return fail(libc::ENOSYS) };
+    // SAFETY: the caller gives a time or none.
+    let timeout = unsafe { given(timeout) }.map(nanos);
+    // SAFETY: the caller gives room for so many events.
+    let room = unsafe { std::slice::from_raw_parts_mut(events, max as usize) };
+    wait_in_epoll(id, room, timeout.map(|timeout| if timeout == 0 { 0 } else { now() + timeout }))
+}
+
+fn poll_descriptors(polled: &mut [libc::pollfd], until: Option<Nanos>) -> c_int {
+    let objects: Vec<Option<ObjectId>> = polled.iter().map(|entry| object(entry.fd)).collect();
+    let waits_for: Vec<ObjectId> = objects.iter().flatten().copied().collect();
+    loop {
+        let mut ready = 0;
+        with(|kernel| {
+            kernel.catch_up();
+            for (entry, object) in polled.iter_mut().zip(&objects) {
+                // `POLLIN` and its like are `EPOLLIN` and its like in 16 bits.
+                let bits = object.map_or(0, |object| kernel.readiness(object)) as i16;
+                entry.revents = bits & (entry.events | libc::POLLERR | libc::POLLHUP);
+                ready += c_int::from(entry.revents != 0);
+            }
+        });
+        if ready > 0 || until.is_some_and(|until| until <= now()) {
+            if ready == 0 {
+                preemption_point();
+            }
+            return ready;
+        }
+        wait_for(&waits_for, until);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn poll(polled: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
+    if current().is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::POLL.get()(polled, count, timeout) };
+    }
+    if count == 0 {
+        return poll_descriptors(&mut [], until_millis(timeout));
+    }
+    // SAFETY: the caller gives so many entries.
+    let polled = unsafe { std::slice::from_raw_parts_mut(polled, count as usize) };
+    poll_descriptors(polled, until_millis(timeout))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ppoll(
+    polled: *mut libc::pollfd,
+    count: libc::nfds_t,
+    timeout: *const libc::timespec,
+    mask: *const libc::sigset_t,
+) -> c_int {
+    if current().is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::PPOLL.get()(polled, count, timeout, mask) };
+    }
+    // SAFETY: the caller gives a time or none.
+    let timeout = unsafe { given(timeout) }.map(nanos);
+    let until = timeout.map(|timeout| if timeout == 0 { 0 } else { now() + timeout });
+    if count == 0 {
+        return poll_descriptors(&mut [], until);
+    }
+    // SAFETY: the caller gives so many entries.
+    let polled = unsafe { std::slice::from_raw_parts_mut(polled, count as usize) };
+    poll_descriptors(polled, until)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close(descriptor: c_int) -> c_int {
+    if current().is_some() {
+        with(|kernel| {
+            kernel.call();
+            kernel.close(descriptor);
+            kernel.files.remove(&descriptor);
+        });
+    }
+    // SAFETY: the caller's own argument; a simulated descriptor holds a number of the real system.
+    unsafe { real::CLOSE.get()(descriptor) }
+}
+
+fn opened(descriptor: c_int) -> c_int {
+    if descriptor >= 0 && current().is_some() {
+        with(|kernel| {
+            let owner = kernel.process();
+            kernel.files.insert(descriptor, owner);
+        });
+    }
+    descriptor
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's own arguments.
+    opened(unsafe { real::OPEN.get()(path, flags, mode) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's own arguments.
+    opened(unsafe { real::OPEN64.get()(path, flags, mode) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: usize) -> c_int {
+    let Some(id) = object(descriptor) else {
+        // SAFETY: the caller's own arguments.
+        let result = unsafe { real::FCNTL.get()(descriptor, command, argument) };
+        return match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => opened(result),
+            _ => result,
+        };
+    };
+    with(|kernel| match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => kernel.duplicate(descriptor).unwrap_or(-1),
+        libc::F_GETFL => {
+            let is_nonblocking = kernel.objects.get(&id).is_some_and(|object| object.is_nonblocking);
+            libc::O_RDWR | if is_nonblocking { libc::O_NONBLOCK } else { 0 }
+        }
+        libc::F_SETFL => {
+            if let Some(object) = kernel.objects.get_mut(&id) {
+                object.is_nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
+            }
+            0
+        }
+        libc::F_GETFD => libc::FD_CLOEXEC,
+        libc::F_SETFD => 0,
+        _ => fail(libc::EINVAL),
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: usize) -> c_int {
+    let Some(id) = object(descriptor) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::IOCTL.get()(descriptor, request, argument) };
+    };
+    let place = argument as *mut c_int;
+    let value = match request {
+        libc::FIONBIO => {
+            // SAFETY: the caller gives a number.
+            let is_nonblocking = unsafe { given(place) }.is_some_and(|value| *value != 0);
+            with(|kernel| {
+                if let Some(object) = kernel.objects.get_mut(&id) {
+                    object.is_nonblocking = is_nonblocking;
+                }
+            });
+            return 0;
+        }
+        libc::FIONREAD => with(|kernel| kernel.unread(id)),
+        libc::TIOCOUTQ => with(|kernel| kernel.unread_by_peer(id)),
+        _ => return fail(libc::ENOTTY),
+    };
+    // SAFETY: the caller gives room for a number.
+    unsafe { place.write(value as c_int) };
+    0
+}
+
+/// Does what `attempt` does as soon as it does not say `EAGAIN`; at once when the descriptor does not wait.
+pub(super) fn until_possible(
+    id: ObjectId,
+    waits: bool,
+    limit: Nanos,
+    mut attempt: impl FnMut() -> Result<usize, c_int>,
+) -> Result<usize, c_int> {
+    let until = (limit > 0).then(|| now() + limit);
+    loop {
+        match attempt() {
+            Err(libc::EAGAIN) if waits => {
+                if wait_for(&[id], until) == Woken::TimedOut {
+                    return Err(libc::EAGAIN);
+                }
+            }
+            done => return done,
+        }
+    }
+}
+
+fn waits(id: ObjectId) -> bool {
+    with(|kernel| kernel.objects.get(&id).is_some_and(|object| !object.is_nonblocking))
+}
+
+/// Takes the number of an eventfd or a timer.
+fn take_number(id: ObjectId) -> Result<u64, c_int> {
+    with(|kernel| {
+        let Some(object) = kernel.objects.get_mut(&id) else { return Err(libc::EBADF) };
+        let (taken, was_event) = match &mut object.kind {
+            Kind::Event { count: 0, .. } | Kind::Timer { expirations: 0, .. } => return Err(libc::EAGAIN),
+            Kind::Event { count, is_semaphore: true } => {
+                *count -= 1;
+                (1, true)
+            }
+            Kind::Event { count, .. } => (std::mem::take(count), true),
+            Kind::Timer { expirations, .. } => (std::mem::take(expirations), false),
+            _ => return Err(libc::EINVAL),
+        };
+        if was_event {
+            kernel.changed(id);
+        }
+        Ok(taken)
+    })
+}
+
+fn is_socket(id: ObjectId) -> bool {
+    with(|kernel| kernel.socket(id).is_some())
+}
+
+fn read_parts(id: ObjectId, parts: &mut [&mut [u8]]) -> isize {
+    if is_socket(id) {
+        return sockets::receive(id, parts, 0);
+    }
+    let number = until_possible(id, waits(id), 0, || {
+        let number = take_number(id)?;
+        if let Some(room) = parts.first_mut().and_then(|part| part.get_mut(..8)) {
+            room.copy_from_slice(&number.to_ne_bytes());
+        }
+        Ok(8)
+    });
+    outcome(number)
+}
+
+fn write_parts(id: ObjectId, parts: &[&[u8]]) -> isize {
+    if is_socket(id) {
+        return sockets::transmit(id, parts, 0);
+    }
+    let added = parts.first().and_then(|part| part.get(..8)).and_then(|bytes| bytes.try_into().ok());
+    let Some(added) = added.map(u64::from_ne_bytes) else { return outcome(Err(libc::EINVAL)) };
+    let written = with(|kernel| {
+        let Some(object) = kernel.objects.get_mut(&id) else { return Err(libc::EBADF) };
+        let Kind::Event { count, .. } = &mut object.kind else { return Err(libc::EINVAL) };
+        *count = count.checked_add(added).filter(|count| *count < u64::MAX).ok_or(libc::EAGAIN)?;
+        kernel.changed(id);
+        Ok(8)
+    });
+    preemption_point();
+    outcome(written)
+}
+
+/// # Safety
+/// The entries describe memory that may be written as long as the call takes.
+unsafe fn rooms<'a>(parts: *const libc::iovec, count: c_int) -> Vec<&'a mut [u8]> {
+    // SAFETY: as the caller warrants.
+    let parts = unsafe { std::slice::from_raw_parts(parts, count as usize) };
+    // SAFETY: as the caller warrants.
+    let room = |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
+    parts.iter().filter(|part| part.iov_len > 0).map(room).collect()
+}
+
+/// # Safety
+/// The entries describe memory that may be read as long as the call takes.
+unsafe fn contents<'a>(parts: *const libc::iovec, count: c_int) -> Vec<&'a [u8]> {
+    // SAFETY: as the caller warrants.
+    let parts = unsafe { std::slice::from_raw_parts(parts, count as usize) };
+    // SAFETY: as the caller warrants.
+    let bytes = |part: &libc::iovec| unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) };
+    parts.iter().filter(|part| part.iov_len > 0).map(bytes).collect()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn read(descriptor: c_int, room: *mut c_void, bytes: usize) -> isize {
+    let Some(id) = object(descriptor) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::READ.get()(descriptor, room, bytes) };
+    };
+    // SAFETY: the caller gives room for so many bytes.
+    let room = unsafe { std::slice::from_raw_parts_mut(room.cast::<u8>(), bytes) };
+    read_parts(id, &mut [room])
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn write(descriptor: c_int, content: *const c_void, bytes: usize) -> isize {
+    let Some(id) = object(descriptor) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::WRITE.get()(descriptor, content, bytes) };
+    };
+    // SAFETY: the caller gives so many bytes.
+    let content = unsafe { std::slice::from_raw_parts(content.cast::<u8>(), bytes) };
+    write_parts(id, &[content])
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readv(descriptor: c_int, parts: *const libc::iovec, count: c_int) -> isize {
+    let Some(id) = object(descriptor) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::READV.get()(descriptor, parts, count) };
+    };
+    // SAFETY: the caller gives so much room.
+    let mut rooms = unsafe { rooms(parts, count) };
+    read_parts(id, &mut rooms)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn writev(descriptor: c_int, parts: *const libc::iovec, count: c_int) -> isize {
+    let Some(id) = object(descriptor) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::WRITEV.get()(descriptor, parts, count) };
+    };
+    // SAFETY: the caller gives so many bytes.
+    let contents = unsafe { contents(parts, count) };
+    write_parts(id, &contents)
+}

@@ -1,0 +1,214 @@
+//! Threads, words of memory that are waited for, and what a process is told about itself.
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::super::threads::{self, Woken, current, preemption_point, switch, yield_now};
+use super::super::{real, report, with};
+use super::{fail, given, nanos};
+
+/// Processors that each host has.
+const PROCESSORS: usize = 2;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    routine: threads::Routine,
+    argument: *mut c_void,
+) -> c_int {
+    if current().is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::PTHREAD_CREATE.get()(thread, attributes, routine, argument) };
+    }
+    let created = threads::create(thread, attributes, routine, argument);
+    preemption_point();
+    created
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_join(thread: libc::pthread_t, result: *mut *mut c_void) -> c_int {
+    if current().is_some() {
+        threads::join(thread);
+    }
+    // SAFETY: the caller's own arguments; a simulated thread is over, or about to be without needing a turn.
+    unsafe { real::PTHREAD_JOIN.get()(thread, result) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sched_yield() -> c_int {
+    if current().is_none() {
+        // SAFETY: it takes nothing.
+        return unsafe { real::SCHED_YIELD.get()() };
+    }
+    yield_now();
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sched_getaffinity(process: libc::pid_t, bytes: usize, set: *mut libc::cpu_set_t) -> c_int {
+    if current().is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::SCHED_GETAFFINITY.get()(process, bytes, set) };
+    }
+    // SAFETY: the caller gives room for so many bytes.
+    let room = unsafe { std::slice::from_raw_parts_mut(set.cast::<u8>(), bytes) };
+    room.fill(0);
+    room[0] = (1 << PROCESSORS) - 1;
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sched_setaffinity(process: libc::pid_t, bytes: usize, set: *const libc::cpu_set_t) -> c_int {
+    if current().is_none() {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::SCHED_SETAFFINITY.get()(process, bytes, set) };
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn getpid() -> libc::pid_t {
+    if current().is_none() {
+        // SAFETY: it takes nothing.
+        return unsafe { real::GETPID.get()() };
+    }
+    with(|kernel| 1000 + kernel.process().0 as libc::pid_t)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn uname(names: *mut libc::utsname) -> c_int {
+    // SAFETY: the caller's own arguments.
+    let failed = unsafe { real::UNAME.get()(names) };
+    if failed != 0 || current().is_none() {
+        return failed;
+    }
+    let name = with(|kernel| kernel.hosts[kernel.host().index()].name.clone());
+    // SAFETY: the function has filled it.
+    let names = unsafe { &mut *names };
+    names.nodename.fill(0);
+    for (to, from) in names.nodename.iter_mut().zip(name.bytes().take(63)) {
+        *to = from as c_char;
+    }
+    0
+}
+
+/// Ends of processes that nobody asked for are failures of a simulation.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn exit(code: c_int) -> ! {
+    if current().is_some() {
+        report::fail(&format!("a process ends itself with {code}"));
+    }
+    report::end(code)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    if current().is_some() {
+        match number {
+            libc::SYS_futex => return futex(a, b as c_int, c as u32, d, f as u32),
+            libc::SYS_getrandom => {
+                // SAFETY: the caller gives room for so many bytes.
+                let room = unsafe { std::slice::from_raw_parts_mut(a as *mut u8, b) };
+                with(|kernel| kernel.entropy.fill(room));
+                return b as c_long;
+            }
+            libc::SYS_gettid => return with(|kernel| 100_000 + c_long::from(kernel.current.0)),
+            // Rings are not simulated: programs fall back to what they do without.
+            libc::SYS_io_uring_setup => return c_long::from(fail(libc::ENOSYS)),
+            _ => {}
+        }
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { real::SYSCALL.get()(number, a, b, c, d, e, f) }
+}
+
+fn futex(address: usize, operation: c_int, value: u32, timeout: usize, _bits: u32) -> c_long {
+    let is_realtime = operation & libc::FUTEX_CLOCK_REALTIME != 0;
+    match operation & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) {
+        command @ (libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET) => {
+            // SAFETY: the caller gives a time or none.
+            let timeout = unsafe { given(timeout as *const libc::timespec) }.map(nanos);
+            // SAFETY: the caller waits for a word that lives as long as the wait.
+            let word = unsafe { AtomicU32::from_ptr(address as *mut u32) };
+            if word.load(Ordering::SeqCst) != value {
+                preemption_point();
+                return c_long::from(fail(libc::EAGAIN));
+            }
+            with(|kernel| {
+                kernel.call();
+                let until = timeout.map(|timeout| match command {
+                    libc::FUTEX_WAIT => kernel.now + timeout,
+                    _ if is_realtime => {
+                        let offset = kernel.hosts[kernel.host().index()].clock_offset;
+                        timeout.saturating_sub(super::super::EPOCH).saturating_add_signed(-offset)
+                    }
+                    _ => timeout,
+                });
+                let me = kernel.current;
+                kernel.begin_wait(until);
+                kernel.futexes.entry(address).or_default().push_back(me);
+            });
+            let woken = threads::wait();
+            if woken == Woken::TimedOut {
+                with(|kernel| {
+                    let me = kernel.current;
+                    if let Some(waiting) = kernel.futexes.get_mut(&address) {
+                        waiting.retain(|thread| *thread != me);
+                    }
+                });
+                return c_long::from(fail(libc::ETIMEDOUT));
+            }
+            0
+        }
+        libc::FUTEX_WAKE | libc::FUTEX_WAKE_BITSET => {
+            let woken = with(|kernel| {
+                kernel.call();
+                kernel.wake_futex(address, value as usize)
+            });
+            preemption_point();
+            woken as c_long
+        }
+        libc::FUTEX_REQUEUE | libc::FUTEX_CMP_REQUEUE => {
+            // All are woken, and look again: allowed, since wake-ups may come for nothing.
+            let woken = with(|kernel| kernel.wake_futex(address, usize::MAX));
+            switch_soon();
+            woken as c_long
+        }
+        other => report::fail(&format!("futex operation {other} is not simulated")),
+    }
+}
+
+fn switch_soon() {
+    with(|kernel| {
+        let me = kernel.current;
+        kernel.runnable.push(me);
+    });
+    switch();
+}
+
+/// Name of the host.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn gethostname(room: *mut c_char, bytes: usize) -> c_int {
+    let name = if current().is_some() {
+        with(|kernel| kernel.hosts[kernel.host().index()].name.clone())
+    } else {
+        "outside".to_owned()
+    };
+    // SAFETY: the caller gives room for so many bytes.
+    let room = unsafe { std::slice::from_raw_parts_mut(room.cast::<u8>(), bytes) };
+    room.fill(0);
+    for (to, from) in room.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    0
+}
+

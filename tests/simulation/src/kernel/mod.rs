@@ -1,0 +1,294 @@
+//! A simulated kernel beneath unmodified programs.
+//!
+//! Programs reach the world through the C library: threads, locks that wait, time, randomness, sockets, descriptors that are
+//! waited for. Those functions are defined by this executable (`calls`), and the linker prefers an executable's own definition.
+//! On a simulated thread they answer from the state kept here; on any other thread they call the C library's function.
+//!
+//! * One thread runs at a time. A thread gives the turn away where it would sleep, and now and then where it could be
+//!   preempted; who is next is drawn from the seed.
+//! * Time stands still while a thread runs, but for a small price of each call. When no thread can run, it jumps to the next
+//!   thing that is due.
+//! * Everything that is drawn comes from the seed, and every step goes into a hash ([`trace`]).
+//!
+//! Not simulated: files (real ones, in a folder of the run's own), memory, and whatever reaches the kernel without the C library.
+//! Interleavings within lock-free code are not explored, since a turn ends in calls only: loom's models do that.
+
+pub(crate) mod calls;
+mod network;
+mod objects;
+pub(crate) mod random;
+mod real;
+pub(crate) mod report;
+mod threads;
+mod trace;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::ffi::c_int;
+use std::sync::{Mutex, TryLockError};
+
+pub(crate) use network::{Cut, HostId, LinkFaults, host_address, host_of};
+use network::{Host, Network};
+use objects::{Object, ObjectId};
+use random::Random;
+pub(crate) use threads::{ProcessId, spawn};
+use threads::{Process, Thread, ThreadId};
+use trace::Trace;
+
+/// Nanoseconds since the simulation began.
+pub(crate) type Nanos = u64;
+
+pub(crate) const MICROSECOND: Nanos = 1_000;
+pub(crate) const MILLISECOND: Nanos = 1_000_000;
+pub(crate) const SECOND: Nanos = 1_000_000_000;
+
+/// What one call takes.
+const CALL: Nanos = 200;
+/// What a turn of a thread takes at least.
+const TURN: Nanos = 2 * MICROSECOND;
+/// Wall clock time at the beginning: 2026-01-01.
+const EPOCH: Nanos = 1_767_225_600 * SECOND;
+/// One call in so many, of those that are preemption points, ends a turn.
+const PREEMPT_ONE_IN: u64 = 16;
+/// Turns without which nothing real takes longer: a program that runs around in circles.
+const TURNS_MAX: u64 = 30_000_000;
+
+/// What happens at a time.
+#[derive(Debug)]
+enum Due {
+    /// A thread has waited long enough, if it is still in this wait.
+    Timeout(ThreadId, u64),
+    /// Something arrives at an end of a connection.
+    Arrival(ObjectId),
+    /// A timer fires, if it was not set anew since.
+    Timer(ObjectId, u64),
+    /// An attempt to connect reaches its target.
+    Connect(ObjectId),
+}
+
+#[derive(Debug)]
+struct Scheduled {
+    at: Nanos,
+    order: u64,
+    due: Due,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+
+impl Eq for Scheduled {}
+
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// How a simulation begins.
+#[derive(Debug, Clone)]
+pub(crate) struct KernelConfig {
+    pub(crate) seed: u64,
+    pub(crate) prints_trace: bool,
+}
+
+/// The whole state. Only the thread whose turn it is touches it.
+struct Kernel {
+    now: Nanos,
+    random: Random,
+    /// What programs get when they ask for random bytes.
+    entropy: Random,
+    threads: Vec<Thread>,
+    processes: Vec<Process>,
+    runnable: Vec<ThreadId>,
+    current: ThreadId,
+    turns: u64,
+    scheduled: BinaryHeap<Reverse<Scheduled>>,
+    order: u64,
+    /// Who waits for a word of memory, by its address.
+    futexes: HashMap<usize, VecDeque<ThreadId>>,
+    objects: BTreeMap<ObjectId, Object>,
+    next_object: u32,
+    descriptors: BTreeMap<c_int, (ObjectId, ProcessId)>,
+    /// Real files that a simulated process has open.
+    files: BTreeMap<c_int, ProcessId>,
+    hosts: Vec<Host>,
+    network: Network,
+    trace: Trace,
+}
+
+static KERNEL: Mutex<Option<Kernel>> = Mutex::new(None);
+
+/// Works on the state. Never calls anything that is simulated: the state is locked.
+fn with<R>(work: impl FnOnce(&mut Kernel) -> R) -> R {
+    match KERNEL.try_lock() {
+        Ok(mut kernel) => match kernel.as_mut() {
+            Some(kernel) => work(kernel),
+            None => report::fail("a simulated call before the simulation"),
+        },
+        Err(TryLockError::WouldBlock) => report::fail("a simulated call within a simulated call"),
+        Err(TryLockError::Poisoned(_)) => report::fail("a simulated call has panicked"),
+    }
+}
+
+/// Turns this thread into the first one of a simulation, on a host of its own.
+pub(crate) fn begin(config: &KernelConfig) {
+    let mut random = Random::new(config.seed);
+    let entropy = random.fork();
+    let mut kernel = Kernel {
+        now: 0,
+        random,
+        entropy,
+        threads: Vec::new(),
+        processes: Vec::new(),
+        runnable: Vec::new(),
+        current: ThreadId(0),
+        turns: 0,
+        scheduled: BinaryHeap::new(),
+        order: 0,
+        futexes: HashMap::new(),
+        objects: BTreeMap::new(),
+        next_object: 0,
+        descriptors: BTreeMap::new(),
+        files: BTreeMap::new(),
+        hosts: Vec::new(),
+        network: Network::default(),
+        trace: Trace::new(config.seed, config.prints_trace),
+    };
+    let host = kernel.add_host("world");
+    let process = kernel.add_process(host, "world");
+    let thread = kernel.add_thread(process);
+    kernel.runnable.clear();
+    kernel.current = thread;
+    *KERNEL.lock().expect("nobody else is here") = Some(kernel);
+    threads::become_simulated(thread);
+}
+
+impl Kernel {
+    /// The price of a call.
+    fn call(&mut self) {
+        self.now += CALL;
+    }
+
+    fn schedule(&mut self, at: Nanos, due: Due) {
+        self.order += 1;
+        self.scheduled.push(Reverse(Scheduled { at, order: self.order, due }));
+    }
+
+    /// Does what is due by now.
+    fn catch_up(&mut self) {
+        while self.scheduled.peek().is_some_and(|Reverse(next)| next.at <= self.now) {
+            if let Some(Reverse(next)) = self.scheduled.pop() {
+                self.carry_out(next.due);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, due: Due) {
+        match due {
+            Due::Timeout(thread, wait) => self.time_out(thread, wait),
+            Due::Arrival(object) => self.arrive(object),
+            Due::Timer(object, setting) => self.fire_timer(object, setting),
+            Due::Connect(object) => self.reach(object),
+        }
+    }
+
+    /// The thread whose turn is next; time passes until there is one.
+    fn next_thread(&mut self) -> ThreadId {
+        self.now += TURN;
+        self.turns += 1;
+        if self.turns > TURNS_MAX {
+            report::fail("threads take turn after turn without an end");
+        }
+        loop {
+            self.catch_up();
+            if !self.runnable.is_empty() {
+                let index = self.random.below(self.runnable.len() as u64) as usize;
+                let thread = self.runnable.swap_remove(index);
+                self.trace.step("turn", self.now, u64::from(thread.0), self.runnable.len() as u64);
+                return thread;
+            }
+            match self.scheduled.peek() {
+                Some(Reverse(next)) => self.now = self.now.max(next.at),
+                None => report::fail("all threads wait, and nothing will ever happen"),
+            }
+        }
+    }
+}
+
+/// Time since the beginning.
+pub(crate) fn now() -> Nanos {
+    with(|kernel| kernel.now)
+}
+
+/// What the trace says by now: its hash, its steps, and the turns of threads.
+pub(crate) fn trace() -> (u64, u64, u64) {
+    with(|kernel| (kernel.trace.hash(), kernel.trace.steps(), kernel.turns))
+}
+
+/// Takes a fact of the scenario into the trace.
+pub(crate) fn note(kind: &'static str, first: u64, second: u64) {
+    with(|kernel| {
+        let now = kernel.now;
+        kernel.trace.step(kind, now, first, second);
+    });
+}
+
+/// Adds a host to the network.
+pub(crate) fn add_host(name: &str) -> HostId {
+    with(|kernel| kernel.add_host(name))
+}
+
+/// Starts a process on a host: a thread of its own, and all threads that come from it.
+pub(crate) fn start_process(host: HostId, name: &str, main: impl FnOnce() + Send + 'static) -> ProcessId {
+    let process = with(|kernel| kernel.add_process(host, name));
+    threads::start_in(process, name, main);
+    process
+}
+
+/// Ends a process as SIGKILL does: its threads never run again, its sockets are closed. With `silently`, as when its machine
+/// loses power: its peers hear nothing.
+pub(crate) fn kill(process: ProcessId, silently: bool) {
+    with(|kernel| kernel.kill(process, silently));
+}
+
+/// Whether threads of a process are left.
+pub(crate) fn is_alive(process: ProcessId) -> bool {
+    with(|kernel| kernel.processes[process.index()].is_alive)
+}
+
+/// Stops the threads of a process, as SIGSTOP does, or lets them go on.
+pub(crate) fn freeze(process: ProcessId, is_frozen: bool) {
+    with(|kernel| kernel.freeze(process, is_frozen));
+}
+
+/// What happens to bytes between two hosts from now on, in both directions.
+pub(crate) fn set_link(a: HostId, b: HostId, faults: LinkFaults) {
+    with(|kernel| kernel.set_link(a, b, faults));
+}
+
+/// Cuts connections between two hosts.
+pub(crate) fn cut(a: HostId, b: HostId, how: Cut) {
+    with(|kernel| kernel.cut(a, b, how));
+}
+
+/// The wall clock of a host jumps.
+pub(crate) fn jump_clock(host: HostId, nanos: i64) {
+    with(|kernel| kernel.hosts[host.index()].clock_offset += nanos);
+}
+
+/// Descriptors that a process has open.
+pub(crate) fn open_descriptors(process: ProcessId) -> usize {
+    with(|kernel| {
+        let simulated = kernel.descriptors.values().filter(|(_, owner)| *owner == process).count();
+        simulated + kernel.files.values().filter(|owner| **owner == process).count()
+    })
+}
