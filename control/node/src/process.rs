@@ -20,10 +20,11 @@ pub(crate) fn start(common: &Common) -> Result<Settings> {
         .with_env_filter(filter)
         .with_ansi(!is_plain && std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    match common.log_format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
-    }
+    // Of several nodes in one process, or where the program that hosts them has set one, the first is kept.
+    let _kept = match common.log_format {
+        LogFormat::Text => log.try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
     if common.supervised {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
             .context("prctl(PR_SET_PDEATHSIG)")?;

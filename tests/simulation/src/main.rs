@@ -1,59 +1,96 @@
-//! The whole system on a simulated kernel.
+//! The whole system on a simulated kernel: a seed is a cluster's life, and an equal seed is an equal life.
 
+mod catalog;
+mod client;
+mod cluster;
 mod kernel;
+mod life;
+mod plan;
+mod runner;
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Instant;
 
-use kernel::{KernelConfig, report};
+use anyhow::Result;
+use clap::Parser;
 
-fn main() {
-    let seed = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(1);
-    let began = Instant::now();
-    report::to(1);
-    let prints_trace = std::env::args().nth(2).is_some();
-    kernel::begin(&KernelConfig { seed, prints_trace });
-    let server = kernel::add_host("server");
-    let address = kernel::host_address(server);
-    kernel::start_process(server, "server", move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("runtime");
-        runtime.block_on(async {
-            use tokio::io::{AsyncReadExt, AsyncWriteExt};
-            let listener = tokio::net::TcpListener::bind("0.0.0.0:80").await.expect("bind");
-            loop {
-                let (mut stream, _) = listener.accept().await.expect("accept");
-                tokio::spawn(async move {
-                    let mut bytes = [0; 100];
-                    while let Ok(count) = stream.read(&mut bytes).await {
-                        if count == 0 {
-                            break;
-                        }
-                        tokio::time::sleep(Duration::from_millis(500)).await;
-                        stream.write_all(&bytes[..count]).await.expect("write");
-                    }
-                });
-            }
-        });
-    });
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
-    runtime.block_on(async {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        tokio::time::sleep(Duration::from_millis(5)).await;
-        let work = (0..10).map(|client| {
-            tokio::spawn(async move {
-                let mut stream = tokio::net::TcpStream::connect((address, 80)).await.expect("connect");
-                for round in 0..100_u8 {
-                    stream.write_all(&[client, round]).await.expect("write");
-                    let mut bytes = [0; 2];
-                    stream.read_exact(&mut bytes).await.expect("read");
-                    assert_eq!(bytes, [client, round]);
-                }
-            })
-        });
-        for task in work.collect::<Vec<_>>() {
-            task.await.expect("a client");
+use plan::Plan;
+use runner::{Verdict, Watching, run_all, run_one};
+
+/// Runs clusters of Kvasir on a simulated kernel, under faults that a seed draws.
+#[derive(Parser)]
+struct Arguments {
+    /// How many seeds.
+    #[arg(long, default_value_t = 100)]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 1)]
+    first: u64,
+    /// One seed alone, told as a story.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Runs at a time (default: one for each processor).
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// With `--seed`: prints each step of the kernel.
+    #[arg(long)]
+    trace: bool,
+    /// With `--seed`: prints what nodes log at this level.
+    #[arg(long)]
+    log: Option<tracing::Level>,
+    /// Goes on after a failure.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("kvasir-simulation: {error:#}");
+            ExitCode::from(2)
         }
-    });
-    let (hash, steps, turns) = kernel::trace();
-    report::send(&format!("hash {hash:x} steps {steps} turns {turns} simulated {:?}", began.elapsed()));
-    report::end(0);
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<bool> {
+    let catalog = runner::build_catalog()?;
+    if let Some(seed) = arguments.seed {
+        let plan = Plan::draw(seed);
+        let watching = Watching { prints_trace: arguments.trace, tells: !arguments.trace, log: arguments.log };
+        let verdict = run_one(&plan, &catalog, watching)?;
+        println!("{verdict:#?}");
+        return Ok(matches!(verdict, Verdict::Passed(_)));
+    }
+    let jobs = arguments.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let plans = (arguments.first..arguments.first + arguments.seeds).map(Plan::draw);
+    let (began, mut failed, mut passed) = (Instant::now(), Vec::new(), 0_u64);
+    let (mut simulated, mut ends) = (0, BTreeMap::<String, u64>::new());
+    run_all(plans, &catalog, jobs, |plan, verdict| {
+        match verdict {
+            Verdict::Passed(summary) => {
+                passed += 1;
+                simulated += summary.simulated_nanos;
+                for (end, count) in summary.ends {
+                    *ends.entry(end).or_default() += count;
+                }
+            }
+            Verdict::Failed(reason) => {
+                println!("seed {}: {reason}", plan.seed);
+                failed.push(plan.seed);
+            }
+        }
+        Ok(arguments.keep_going || failed.is_empty())
+    })?;
+    let took = began.elapsed().as_secs_f64();
+    println!(
+        "{passed} seeds passed, {} failed; {:.2} simulated hours in {took:.1} s with {jobs} at a time: {:.2} hours a minute on \
+         each; exchanges {ends:?}",
+        failed.len(),
+        simulated as f64 / 3.6e12,
+        simulated as f64 / 3.6e12 / (took / 60.0) / jobs as f64,
+    );
+    Ok(failed.is_empty())
 }

@@ -27,11 +27,11 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::{Mutex, TryLockError};
 
-pub(crate) use network::{Cut, HostId, LinkFaults, host_address, host_of};
+pub(crate) use network::{Cut, HostId, LinkFaults, host_address};
 use network::{Host, Network};
 use objects::{Object, ObjectId};
 use random::Random;
-pub(crate) use threads::{ProcessId, spawn};
+pub(crate) use threads::ProcessId;
 use threads::{Process, Thread, ThreadId};
 use trace::Trace;
 
@@ -262,7 +262,7 @@ pub(crate) fn kill(process: ProcessId, silently: bool) {
 
 /// Whether threads of a process are left.
 pub(crate) fn is_alive(process: ProcessId) -> bool {
-    with(|kernel| kernel.processes[process.index()].is_alive)
+    with(|kernel| kernel.processes.get(process.index()).is_some_and(|process| process.is_alive))
 }
 
 /// Stops the threads of a process, as SIGSTOP does, or lets them go on.

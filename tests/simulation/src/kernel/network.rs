@@ -15,6 +15,9 @@ use super::{Due, Kernel, MICROSECOND, Nanos, SECOND};
 pub(crate) struct HostId(pub(super) u16);
 
 impl HostId {
+    /// The host on which a simulation begins.
+    pub(crate) const WORLD: Self = Self(0);
+
     pub(super) fn index(self) -> usize {
         usize::from(self.0)
     }

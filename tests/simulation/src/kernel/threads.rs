@@ -21,6 +21,9 @@ impl ThreadId {
 pub(crate) struct ProcessId(pub(super) u32);
 
 impl ProcessId {
+    /// No process at all.
+    pub(crate) const NONE: Self = Self(u32::MAX);
+
     pub(super) fn index(self) -> usize {
         self.0 as usize
     }
@@ -176,10 +179,7 @@ impl Kernel {
     }
 
     pub(super) fn kill(&mut self, process: super::ProcessId, silently: bool) {
-        let state = &mut self.processes[process.index()];
-        if !state.is_alive {
-            return;
-        }
+        let Some(state) = self.processes.get_mut(process.index()).filter(|state| state.is_alive) else { return };
         state.is_alive = false;
         self.trace.step("kill", self.now, u64::from(process.0), u64::from(silently));
         for thread in self.threads.iter_mut().filter(|thread| thread.process == process) {

@@ -1,0 +1,280 @@
+//! `kvasir`: one binary, several roles. This crate is the composition root: the only place that knows every
+//! other crate, chooses hardware and transports, and turns settings into configurations.
+//!
+//! A library, so that a simulation can run several nodes in one process; `main.rs` is the binary.
+
+mod admin;
+mod block_feed;
+mod compose;
+mod config_command;
+mod control_role;
+mod credentials;
+mod deep_check;
+mod deploy_command;
+mod discovery;
+mod doctor;
+mod engine_processes;
+mod engine_watch;
+mod etcd;
+mod exposure;
+mod gateway_role;
+mod http;
+mod inspect_command;
+mod kernel;
+mod key_command;
+mod live;
+mod memory_plan;
+mod mock_command;
+mod path_command;
+mod plan_command;
+mod planning;
+mod process;
+mod profile_command;
+mod rails;
+mod register_command;
+mod replay_command;
+mod roster;
+mod secret;
+mod serve;
+mod shard;
+mod store_role;
+mod store_values;
+mod tiers;
+mod tls;
+mod top_command;
+mod worker_role;
+mod workers_command;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// A data-plane appliance for LLM inference clusters.
+#[derive(Parser)]
+#[command(name = "kvasir", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Args, Clone)]
+struct Common {
+    /// The configuration file; without one, the defaults hold.
+    #[arg(long, env = "KVASIR_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// What to log: error, warn, info, debug, or per module as in `info,router_events=debug`.
+    #[arg(long, default_value = "warn", value_name = "LEVEL")]
+    log: String,
+    /// How to log: as text, or one JSON object a line.
+    #[arg(long, value_enum, default_value = "text", value_name = "FORMAT")]
+    log_format: LogFormat,
+    /// Stop when the parent process is gone (set by `serve` for its children).
+    #[arg(long, hide = true)]
+    supervised: bool,
+    /// Run on these cores only, as in `0-3,8`.
+    #[arg(long, value_name = "CORES")]
+    cores: Option<String>,
+}
+
+/// How log lines look.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run everything on this machine: a gateway, prefill and decode workers.
+    Serve {
+        #[command(flatten)]
+        common: Common,
+        /// Where the gateway listens (default: `gateway.listen` of the configuration).
+        #[arg(long, value_name = "IP:PORT")]
+        listen: Option<SocketAddr>,
+    },
+    /// Run the OpenAI gateway.
+    Gateway {
+        #[command(flatten)]
+        common: Common,
+        /// Where it listens.
+        #[arg(long, value_name = "IP:PORT")]
+        listen: Option<SocketAddr>,
+        /// A second listener without encryption (set by `serve`, which asks it how the gateway is).
+        #[arg(long, hide = true, value_name = "IP:PORT")]
+        aside: Option<SocketAddr>,
+        #[command(flatten)]
+        workers: roster::Workers,
+        #[command(flatten)]
+        pods: discovery::PodArgs,
+    },
+    /// Run one worker with the reference engine.
+    Worker {
+        #[command(flatten)]
+        common: Common,
+        /// What it does.
+        #[arg(long, value_enum)]
+        role: Role,
+        /// Where its HTTP surface listens.
+        #[arg(long, value_name = "IP:PORT")]
+        listen: Option<SocketAddr>,
+        /// Threads for matrix products (default: `engine.threads` of the configuration).
+        #[arg(long)]
+        threads: Option<usize>,
+        /// Its name among workers with the same configuration, for its folder of the disk tier (set by `serve`).
+        #[arg(long, hide = true)]
+        instance: Option<String>,
+    },
+    /// Plan how many workers there should be behind running gateways.
+    Control(control_role::ControlArgs),
+    /// How many workers a demand needs, and why.
+    Plan {
+        #[command(subcommand)]
+        command: plan_command::PlanCommand,
+    },
+    /// Measure a running engine, and print the `[planner]` values that it is planned with.
+    Profile(profile_command::ProfileArgs),
+    /// Describe a model with its workers once, and run it anywhere.
+    Deploy {
+        #[command(subcommand)]
+        command: deploy_command::DeployCommand,
+    },
+    /// Keep blocks for others: a pool of host memory over the data plane, and the Redis protocol over memory and disk.
+    Store {
+        #[command(flatten)]
+        common: Common,
+        /// Where `/metrics` and `/health` are (default: `store.http` of the configuration).
+        #[arg(long, value_name = "IP:PORT")]
+        listen: Option<SocketAddr>,
+    },
+    /// Run mock engines: no model, simulated time, the contract of a real engine.
+    Mock(mock_command::MockArgs),
+    /// Watch a gateway in the terminal.
+    Top(top_command::TopArgs),
+    /// Show the workers of a running gateway, add or remove one.
+    Workers(workers_command::WorkersArgs),
+    /// Give a worker no new requests; those that it has go on.
+    Drain(workers_command::DrainArgs),
+    /// Put an engine into etcd while it answers, so that gateways find it.
+    Register(register_command::RegisterArgs),
+    /// Keys of clients.
+    Key {
+        #[command(subcommand)]
+        command: key_command::KeyCommand,
+    },
+    /// Check and explain the configuration.
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+    /// Show what this machine offers and what Kvasir will use of it.
+    Doctor(doctor::DoctorArgs),
+    /// Show which way bytes take between two places, and why: `kvasir explain-path gpu0 node2:gpu0`.
+    ExplainPath(path_command::PathArgs),
+    /// Microbenchmarks.
+    Bench(bench::BenchArgs),
+    /// Look into captures of engines.
+    Inspect {
+        #[command(subcommand)]
+        command: inspect_command::InspectCommand,
+    },
+    /// Replay a trace.
+    Replay(replay_command::ReplayArgs),
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// Check a file; every problem is listed with its line.
+    Check {
+        /// The file.
+        #[arg(env = "KVASIR_CONFIG")]
+        file: PathBuf,
+        /// Look also at what it names: files, folders, permissions, room on disks.
+        #[arg(long)]
+        deep: bool,
+    },
+    /// Explain a key or a section, for example `router.temperature`; without a name, all.
+    Explain {
+        /// `section` or `section.key`.
+        name: Option<String>,
+    },
+    /// Print what is generated from the declarations.
+    Schema {
+        /// In which form.
+        #[arg(long, value_enum, default_value = "json")]
+        format: SchemaFormat,
+    },
+}
+
+#[derive(ValueEnum, Clone, Copy)]
+enum SchemaFormat {
+    /// JSON schema, for editors.
+    Json,
+    /// The reference documentation.
+    Markdown,
+    /// A commented example file.
+    Example,
+}
+
+/// What a worker does.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// Computes prompts and sends their blocks to decode workers.
+    Prefill,
+    /// Generates tokens; computes short prompts itself.
+    Decode,
+    /// Computes and generates; never fetches.
+    Both,
+}
+
+impl Role {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Both => "both",
+        }
+    }
+}
+
+/// Runs a command line, the program's name first, to its end. A command line with mistakes, `--help` and `--version` end the process.
+pub fn run<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> ExitCode {
+    let outcome = match Cli::parse_from(arguments).command {
+        Command::Serve { common, listen } => serve::run(&common, listen),
+        Command::Gateway { common, listen, aside, workers, pods } => {
+            gateway_role::run(&common, listen, aside, &workers, &pods)
+        }
+        Command::Worker { common, role, listen, threads, instance } => {
+            worker_role::run(&common, role, listen, threads, instance.as_deref())
+        }
+        Command::Control(args) => control_role::run(&args),
+        Command::Plan { command } => plan_command::run(&command),
+        Command::Profile(args) => profile_command::run(&args),
+        Command::Deploy { command } => deploy_command::run(&command),
+        Command::Store { common, listen } => store_role::run(&common, listen),
+        Command::Key { command } => key_command::run(&command),
+        Command::Top(args) => top_command::execute(&args),
+        Command::Workers(args) => workers_command::workers(&args),
+        Command::Drain(args) => workers_command::drain(&args),
+        Command::Register(args) => register_command::run(&args),
+        Command::Mock(args) => mock_command::run(&args),
+        Command::Config { command } => config_command::run(command),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::ExplainPath(args) => path_command::run(&args),
+        Command::Bench(args) => Ok(bench::exit_code(bench::run(args))),
+        Command::Inspect { command } => inspect_command::run(command),
+        Command::Replay(args) => replay_command::run(&args),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("kvasir: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

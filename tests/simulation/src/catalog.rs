@@ -1,0 +1,93 @@
+//! What is asked, and what an engine without faults answers: the reference of every token.
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tools_mocker::{Mock, MockConfig};
+
+/// Conversations that clients have.
+pub(crate) const CONVERSATIONS: usize = 16;
+/// Turns of each.
+pub(crate) const TURNS: usize = 3;
+/// Tokens of an answer, at most, by the turn.
+const ANSWER_TOKENS: [usize; TURNS] = [12, 24, 40];
+
+/// One question with its answer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Exchange {
+    pub(crate) messages: Value,
+    pub(crate) tokens_max: usize,
+    pub(crate) answer: String,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) completion_tokens: u64,
+    pub(crate) finish_reason: String,
+}
+
+/// All of them: `catalog[conversation][turn]`.
+pub(crate) type Catalog = Vec<Vec<Exchange>>;
+
+/// What mock engines of this run have in common.
+pub(crate) fn engine_config() -> Result<MockConfig> {
+    // An output that ends by itself now and then has continuations that end as well.
+    Ok(MockConfig { eos_one_in: 64, ..MockConfig::tiny()? })
+}
+
+fn first_message(conversation: usize) -> String {
+    // Two in four share their beginning with another one: blocks that several conversations have.
+    let shared = ["alpha ", "beta ", "gamma ", "delta "][conversation % 4];
+    format!("{} Question {conversation}: {}?", shared.repeat(8 + conversation % 3), "why ".repeat(conversation * 5 % 37))
+}
+
+/// Asks an engine without faults for everything.
+pub(crate) fn build() -> Result<Catalog> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mock = Mock::start(engine_config()?, "127.0.0.1:0".parse()?).await?;
+        let mut catalog = Vec::new();
+        for conversation in 0..CONVERSATIONS {
+            let mut messages = json!([{"role": "user", "content": first_message(conversation)}]);
+            let mut turns = Vec::new();
+            for (turn, tokens_max) in ANSWER_TOKENS.into_iter().enumerate() {
+                let exchange = ask(&mock, &messages, tokens_max).await?;
+                if let Some(list) = messages.as_array_mut() {
+                    list.push(json!({"role": "assistant", "content": exchange.answer}));
+                    list.push(json!({"role": "user", "content": format!("And then, {turn}? Go on.")}));
+                }
+                turns.push(exchange);
+            }
+            catalog.push(turns);
+        }
+        mock.stop().await;
+        Ok(catalog)
+    })
+}
+
+async fn ask(mock: &Mock, messages: &Value, tokens_max: usize) -> Result<Exchange> {
+    let body = json!({"model": "tiny", "messages": messages, "max_tokens": tokens_max}).to_string();
+    let mut stream = TcpStream::connect(mock.address()).await?;
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: reference\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    let text = String::from_utf8(answer)?;
+    let (head, body) = text.split_once("\r\n\r\n").context("no answer")?;
+    ensure!(head.starts_with("HTTP/1.1 200"), "the reference refuses: {text}");
+    let answer: Value = serde_json::from_str(body)?;
+    let choice = &answer["choices"][0];
+    let usage = |name: &str| answer["usage"][name].as_u64().context("usage");
+    Ok(Exchange {
+        messages: messages.clone(),
+        tokens_max,
+        answer: choice["message"]["content"].as_str().context("no text")?.to_owned(),
+        prompt_tokens: usage("prompt_tokens")?,
+        completion_tokens: usage("completion_tokens")?,
+        finish_reason: choice["finish_reason"].as_str().context("no finish_reason")?.to_owned(),
+    })
+}

@@ -1,0 +1,268 @@
+//! A client of the API: asks once, reads as it is told to, and says how the exchange ended.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::catalog::Exchange;
+
+/// How a client behaves.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner {
+    pub(crate) streams: bool,
+    /// Goes away after so many milliseconds.
+    pub(crate) leaves_after: Option<u64>,
+    /// Pauses so many milliseconds between two reads.
+    pub(crate) pause: u64,
+}
+
+/// How an exchange ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// As the reference says.
+    Right,
+    /// Refused with this status and a proper error.
+    Refused(u16),
+    /// A stream that began rightly and ended with an error event.
+    Broken,
+    /// The connection could not be made, or was cut before the end.
+    Cut,
+    /// The client went away.
+    Left,
+    /// Something that must never be.
+    Wrong(String),
+}
+
+/// Asks, and compares what comes with the reference.
+pub(crate) async fn ask(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64) -> Outcome {
+    let talk = talk(address, exchange, manner, id);
+    match manner.leaves_after {
+        None => talk.await,
+        Some(millis) => {
+            tokio::time::timeout(Duration::from_millis(millis), talk).await.unwrap_or(Outcome::Left)
+        }
+    }
+}
+
+async fn talk(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64) -> Outcome {
+    let mut body = json!({
+        "model": "tiny", "messages": exchange.messages, "max_tokens": exchange.tokens_max, "stream": manner.streams,
+    });
+    if manner.streams {
+        body["stream_options"] = json!({"include_usage": true});
+    }
+    let body = body.to_string();
+    let request = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\nx-request-id: r{id}\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let Ok(mut stream) = TcpStream::connect(address).await else { return Outcome::Cut };
+    if stream.write_all(request.as_bytes()).await.is_err() {
+        return Outcome::Cut;
+    }
+    let mut bytes = Vec::with_capacity(4096);
+    loop {
+        match stream.read_buf(&mut bytes).await {
+            Ok(0) => break,
+            Ok(_) if manner.pause > 0 => tokio::time::sleep(Duration::from_millis(manner.pause)).await,
+            Ok(_) => {}
+            Err(_) => return judge_cut(&bytes, exchange, manner),
+        }
+    }
+    judge(&bytes, exchange, manner)
+}
+
+/// What came of an answer that was cut must be a beginning of the right one.
+fn judge_cut(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
+    let Some((head, content)) = split(bytes) else { return Outcome::Cut };
+    if manner.streams && head.starts_with("HTTP/1.1 200") {
+        let events = Events::read(&dechunk(content).0);
+        if !exchange.answer.starts_with(&events.text) {
+            return Outcome::Wrong(format!("a cut stream says {:?} for {:?}", events.text, exchange.answer));
+        }
+    }
+    Outcome::Cut
+}
+
+fn split(bytes: &[u8]) -> Option<(String, &[u8])> {
+    let end = bytes.windows(4).position(|end| end == b"\r\n\r\n")?;
+    Some((String::from_utf8_lossy(&bytes[..end]).into_owned(), &bytes[end + 4..]))
+}
+
+/// The content of a chunked body, and whether it has its end.
+fn dechunk(mut content: &[u8]) -> (Vec<u8>, bool) {
+    let mut whole = Vec::new();
+    loop {
+        let Some(line) = content.windows(2).position(|end| end == b"\r\n") else { return (whole, false) };
+        let size = std::str::from_utf8(&content[..line]).ok();
+        let Some(size) = size.and_then(|size| usize::from_str_radix(size.trim(), 16).ok()) else {
+            return (whole, false);
+        };
+        content = &content[line + 2..];
+        if size == 0 {
+            return (whole, true);
+        }
+        if content.len() < size + 2 {
+            whole.extend_from_slice(&content[..size.min(content.len())]);
+            return (whole, false);
+        }
+        whole.extend_from_slice(&content[..size]);
+        content = &content[size + 2..];
+    }
+}
+
+#[derive(Default)]
+struct Events {
+    text: String,
+    is_done: bool,
+    has_error: bool,
+    ids: Vec<Value>,
+    beginnings: usize,
+    finish_reasons: Vec<String>,
+    usage: Option<(u64, u64)>,
+    after_done: bool,
+    malformed: Option<String>,
+}
+
+impl Events {
+    fn read(content: &[u8]) -> Self {
+        let mut events = Self::default();
+        // A line without its end may be half a line.
+        let lines = content.split(|byte| *byte == b'\n');
+        let count = lines.clone().count();
+        for line in lines.take(count.saturating_sub(1)) {
+            let Some(data) = line.strip_prefix(b"data: ") else { continue };
+            events.after_done |= events.is_done;
+            if data == b"[DONE]" {
+                events.is_done = true;
+                continue;
+            }
+            let Ok(event) = serde_json::from_slice::<Value>(data) else {
+                events.malformed = Some(String::from_utf8_lossy(data).into_owned());
+                return events;
+            };
+            events.take(&event);
+        }
+        events
+    }
+
+    fn take(&mut self, event: &Value) {
+        if event["error"].is_object() {
+            self.has_error = true;
+            return;
+        }
+        if !self.ids.contains(&event["id"]) {
+            self.ids.push(event["id"].clone());
+        }
+        if let (Some(prompt), Some(completion)) =
+            (event["usage"]["prompt_tokens"].as_u64(), event["usage"]["completion_tokens"].as_u64())
+        {
+            self.usage = Some((prompt, completion));
+        }
+        let choice = &event["choices"][0];
+        self.beginnings += usize::from(choice["delta"]["role"].is_string());
+        self.text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+        if let Some(reason) = choice["finish_reason"].as_str() {
+            self.finish_reasons.push(reason.to_owned());
+        }
+    }
+}
+
+fn judge(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
+    let Some((head, content)) = split(bytes) else { return Outcome::Cut };
+    let Some(status) = head.get(9..12).and_then(|status| status.parse::<u16>().ok()) else {
+        return Outcome::Wrong(format!("no status in {head:?}"));
+    };
+    let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    let (content, is_whole) = if is_chunked { dechunk(content) } else { (content.to_vec(), true) };
+    if status != 200 {
+        let message = serde_json::from_slice::<Value>(&content).ok();
+        return match message.filter(|message| message["error"]["message"].is_string()) {
+            Some(_) => Outcome::Refused(status),
+            None if !is_whole || content.is_empty() => Outcome::Cut,
+            None => Outcome::Wrong(format!("status {status} without an error: {}", String::from_utf8_lossy(&content))),
+        };
+    }
+    if manner.streams { judge_stream(&content, is_whole, exchange) } else { judge_whole(&content, is_whole, exchange) }
+}
+
+fn judge_whole(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome {
+    let Ok(answer) = serde_json::from_slice::<Value>(content) else {
+        let text = String::from_utf8_lossy(content);
+        return if is_whole && !content.is_empty() && content.ends_with(b"}") {
+            Outcome::Wrong(format!("an answer that is no JSON: {text}"))
+        } else {
+            Outcome::Cut
+        };
+    };
+    let choice = &answer["choices"][0];
+    let usage = (answer["usage"]["prompt_tokens"].as_u64(), answer["usage"]["completion_tokens"].as_u64());
+    let wanted = (Some(exchange.prompt_tokens), Some(exchange.completion_tokens));
+    let text = choice["message"]["content"].as_str();
+    let reason = choice["finish_reason"].as_str();
+    if text != Some(exchange.answer.as_str()) {
+        return Outcome::Wrong(format!("the answer is {text:?} for {:?}", exchange.answer));
+    }
+    if usage != wanted || reason != Some(exchange.finish_reason.as_str()) {
+        return Outcome::Wrong(format!("usage {usage:?} for {wanted:?}, finish_reason {reason:?}"));
+    }
+    Outcome::Right
+}
+
+fn judge_stream(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome {
+    let events = Events::read(content);
+    if !exchange.answer.starts_with(&events.text) {
+        return Outcome::Wrong(format!("a stream says {:?} for {:?}", events.text, exchange.answer));
+    }
+    if let Some(malformed) = events.malformed {
+        return Outcome::Wrong(format!("an event that is no JSON: {malformed}"));
+    }
+    if events.ids.len() > 1 || events.beginnings > 1 || events.finish_reasons.len() > 1 || events.after_done {
+        return Outcome::Wrong(format!(
+            "a stream with ids {:?}, {} beginnings, ends {:?}, events after the end: {}",
+            events.ids, events.beginnings, events.finish_reasons, events.after_done
+        ));
+    }
+    if events.has_error {
+        return if events.finish_reasons.is_empty() {
+            Outcome::Broken
+        } else {
+            Outcome::Wrong("an error after the end of the answer".to_owned())
+        };
+    }
+    if !events.is_done {
+        return if is_whole { Outcome::Wrong("a stream that ends without its end".to_owned()) } else { Outcome::Cut };
+    }
+    let wanted = Some((exchange.prompt_tokens, exchange.completion_tokens));
+    if events.text != exchange.answer
+        || events.usage != wanted
+        || events.finish_reasons != [exchange.finish_reason.as_str()]
+    {
+        return Outcome::Wrong(format!(
+            "a whole stream says {:?} for {:?}, usage {:?} for {wanted:?}, ends {:?}",
+            events.text, exchange.answer, events.usage, events.finish_reasons
+        ));
+    }
+    Outcome::Right
+}
+
+/// Gets a page; `None` when there is no answer with status 200 in time.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Option<String> {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n");
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).await.ok()?;
+
+        let (head, content) = split(&bytes)?;
+        let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+        let content = if is_chunked { dechunk(content).0 } else { content.to_vec() };
+        head.starts_with("HTTP/1.1 200").then(|| String::from_utf8_lossy(&content).into_owned())
+    };
+    tokio::time::timeout(Duration::from_secs(5), exchange).await.ok()?
+}

@@ -1,0 +1,333 @@
+//! The nodes of a simulated cluster: real gateways, mock engines, and the files that tell who is there.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tools_mocker::{Dialect, Mock, MockConfig};
+
+use crate::catalog;
+use crate::kernel::{self, Cut, HostId, LinkFaults, MICROSECOND, MILLISECOND, ProcessId, report};
+use crate::plan::{EnginePlan, Link, Node, Plan};
+
+const GATEWAY_PORT: u16 = 8000;
+const ADMIN_PORT: u16 = 9090;
+const ENGINE_PORT: u16 = 8100;
+
+/// A gateway or an engine, and the process that is it now.
+struct Member {
+    host: HostId,
+    process: ProcessId,
+    is_frozen: bool,
+}
+
+struct Gateway {
+    member: Member,
+    /// What its file of workers says: in, draining or not there.
+    lists: Vec<Listed>,
+    writes: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Listed {
+    In,
+    Draining,
+    Out,
+}
+
+struct Engine {
+    member: Member,
+    plan: EnginePlan,
+    /// Set by the engine's own process once it listens.
+    mock: Arc<Mutex<Option<Arc<Mock>>>>,
+}
+
+pub(crate) struct Cluster {
+    client: HostId,
+    gateways: Vec<Gateway>,
+    engines: Vec<Engine>,
+    usual: LinkFaults,
+    peers: bool,
+}
+
+pub(crate) fn faults_of(link: Link) -> LinkFaults {
+    LinkFaults {
+        delay: (20 * MICROSECOND, link.delay_us * MICROSECOND),
+        lose_one_in: link.lose_one_in,
+        lost_delay: 200 * MILLISECOND,
+        rate: link.rate,
+        split_one_in: link.split_one_in,
+        is_down: false,
+    }
+}
+
+impl Cluster {
+    /// Starts everything. `client` is the host of the scenario itself.
+    pub(crate) fn start(plan: &Plan, client: HostId) -> Result<Self> {
+        let mut cluster = Self {
+            client,
+            gateways: Vec::new(),
+            engines: Vec::new(),
+            usual: faults_of(plan.link),
+            peers: plan.peers,
+        };
+        let gateways: Vec<HostId> =
+            (0..plan.gateways).map(|number| kernel::add_host(&format!("gateway{number}"))).collect();
+        for (number, engine) in plan.engines.iter().enumerate() {
+            let host = kernel::add_host(&format!("engine{number}"));
+            let mock = Arc::default();
+            let process = start_engine(host, number, engine, Arc::clone(&mock));
+            let member = Member { host, process, is_frozen: false };
+            cluster.engines.push(Engine { member, plan: engine.clone(), mock });
+        }
+        let hosts: Vec<HostId> = [client]
+            .into_iter()
+            .chain(gateways.iter().copied())
+            .chain(cluster.engines.iter().map(|engine| engine.member.host))
+            .collect();
+        for (index, a) in hosts.iter().enumerate() {
+            for b in &hosts[index + 1..] {
+                kernel::set_link(*a, *b, cluster.usual);
+            }
+        }
+        for (number, host) in gateways.iter().enumerate() {
+            let lists = vec![Listed::In; plan.engines.len()];
+            let member = Member { host: *host, process: ProcessId::NONE, is_frozen: false };
+            cluster.gateways.push(Gateway { member, lists, writes: 0 });
+            cluster.write_list(number)?;
+            cluster.write_config(number, &gateways)?;
+            cluster.gateways[number].member.process = start_gateway(*host, number);
+        }
+        Ok(cluster)
+    }
+
+    fn write_config(&self, number: usize, gateways: &[HostId]) -> Result<()> {
+        let others = gateways.iter().enumerate().filter(|(other, _)| self.peers && *other != number);
+        let peers: Vec<String> = others
+            .map(|(_, host)| format!("\"http://{}:{GATEWAY_PORT}\"", kernel::host_address(*host)))
+            .collect();
+        let config = format!(
+            "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"tiny\"\n\
+             health_interval = \"500ms\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
+             worker_wait = \"5s\"\nwrite_timeout = \"10s\"\npeers = [{}]\n\
+             [discovery]\nfile = \"gateway{number}.workers.toml\"\n",
+            peers.join(", ")
+        );
+        std::fs::write(format!("gateway{number}.toml"), config).context("the gateway's configuration")
+    }
+
+    /// Writes a gateway's list of workers.
+    fn write_list(&mut self, number: usize) -> Result<()> {
+        let gateway = &mut self.gateways[number];
+        gateway.writes += 1;
+        // Each state of the file has a length of its own: times of real files are not simulated.
+        let mut text = format!("#{}\n", "-".repeat(gateway.writes));
+        for (engine, listed) in self.engines.iter().zip(&gateway.lists) {
+            if *listed == Listed::Out {
+                continue;
+            }
+            let address = kernel::host_address(engine.member.host);
+            writeln!(text, "[[worker]]\nurl = \"http://{address}:{ENGINE_PORT}\"")?;
+            if *listed == Listed::Draining {
+                writeln!(text, "draining = true")?;
+            }
+        }
+        let (path, new) = (format!("gateway{number}.workers.toml"), format!("gateway{number}.workers.new"));
+        std::fs::write(&new, text)?;
+        std::fs::rename(new, path).context("the list of workers")
+    }
+
+    pub(crate) fn gateway_address(&self, number: u8) -> SocketAddr {
+        let host = self.gateways[usize::from(number)].member.host;
+        SocketAddr::from((kernel::host_address(host), GATEWAY_PORT))
+    }
+
+    pub(crate) fn admin_address(&self, number: u8) -> SocketAddr {
+        let host = self.gateways[usize::from(number)].member.host;
+        SocketAddr::from((kernel::host_address(host), ADMIN_PORT))
+    }
+
+    pub(crate) fn gateways(&self) -> usize {
+        self.gateways.len()
+    }
+
+    pub(crate) fn engines(&self) -> usize {
+        self.engines.len()
+    }
+
+    pub(crate) fn engine_name(&self, number: usize) -> String {
+        format!("{}:{ENGINE_PORT}", kernel::host_address(self.engines[number].member.host))
+    }
+
+    pub(crate) fn has_events(&self, number: usize) -> bool {
+        self.engines[number].plan.events
+    }
+
+    pub(crate) fn mock(&self, number: usize) -> Option<Arc<Mock>> {
+        self.engines[number].mock.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn descriptors(&self, node: Node) -> usize {
+        self.member(node).map_or(0, |member| kernel::open_descriptors(member.process))
+    }
+
+    fn host(&self, node: Node) -> HostId {
+        self.member(node).map_or(self.client, |member| member.host)
+    }
+
+    fn member(&self, node: Node) -> Option<&Member> {
+        match node {
+            Node::Client => None,
+            Node::Gateway(number) => self.gateways.get(usize::from(number)).map(|gateway| &gateway.member),
+            Node::Engine(number) => self.engines.get(usize::from(number)).map(|engine| &engine.member),
+        }
+    }
+
+    fn member_mut(&mut self, node: Node) -> Option<&mut Member> {
+        match node {
+            Node::Client => None,
+            Node::Gateway(number) => self.gateways.get_mut(usize::from(number)).map(|gateway| &mut gateway.member),
+            Node::Engine(number) => self.engines.get_mut(usize::from(number)).map(|engine| &mut engine.member),
+        }
+    }
+
+    pub(crate) fn kill(&mut self, node: Node, silently: bool) {
+        if let Node::Engine(number) = node {
+            let mock = self.engines[usize::from(number)].mock.lock().unwrap_or_else(PoisonError::into_inner).take();
+            // Its process is gone; nothing of it may run any more, not even what ends it.
+            std::mem::forget(mock);
+        }
+        if let Some(member) = self.member_mut(node) {
+            member.is_frozen = false;
+            kernel::kill(member.process, silently);
+        }
+    }
+
+    /// Starts a process again that was killed.
+    pub(crate) fn restart(&mut self, node: Node) {
+        if self.member(node).is_none_or(|member| kernel::is_alive(member.process)) {
+            return;
+        }
+        match node {
+            Node::Client => {}
+            Node::Gateway(number) => {
+                let member = &mut self.gateways[usize::from(number)].member;
+                member.process = start_gateway(member.host, usize::from(number));
+            }
+            Node::Engine(number) => {
+                let engine = &mut self.engines[usize::from(number)];
+                engine.member.process =
+                    start_engine(engine.member.host, usize::from(number), &engine.plan, Arc::clone(&engine.mock));
+            }
+        }
+    }
+
+    pub(crate) fn freeze(&mut self, node: Node, is_frozen: bool) {
+        if let Some(member) = self.member_mut(node)
+            && kernel::is_alive(member.process)
+            && member.is_frozen != is_frozen
+        {
+            member.is_frozen = is_frozen;
+            kernel::freeze(member.process, is_frozen);
+        }
+    }
+
+    pub(crate) fn set_link(&self, a: Node, b: Node, faults: LinkFaults) {
+        kernel::set_link(self.host(a), self.host(b), faults);
+    }
+
+    pub(crate) fn usual_link(&self) -> LinkFaults {
+        self.usual
+    }
+
+    pub(crate) fn cut(&self, a: Node, b: Node, silently: bool) {
+        kernel::cut(self.host(a), self.host(b), if silently { Cut::Silently } else { Cut::Reset });
+    }
+
+    pub(crate) fn jump(&self, node: Node, millis: i64) {
+        kernel::jump_clock(self.host(node), millis * MILLISECOND as i64);
+    }
+
+    /// Takes an engine from the lists of workers, lets it drain, or puts it back.
+    pub(crate) fn list(&mut self, engine: u8, is_in: bool, drains: bool) -> Result<()> {
+        let state = match (is_in, drains) {
+            (true, _) => Listed::In,
+            (false, true) => Listed::Draining,
+            (false, false) => Listed::Out,
+        };
+        for number in 0..self.gateways.len() {
+            if self.gateways[number].lists[usize::from(engine)] != state {
+                self.gateways[number].lists[usize::from(engine)] = state;
+                self.write_list(number)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything that is wrong is put right again.
+    pub(crate) fn heal(&mut self) -> Result<()> {
+        let nodes: Vec<Node> = [Node::Client]
+            .into_iter()
+            .chain((0..self.gateways.len() as u8).map(Node::Gateway))
+            .chain((0..self.engines.len() as u8).map(Node::Engine))
+            .collect();
+        for (index, a) in nodes.iter().enumerate() {
+            for b in &nodes[index + 1..] {
+                self.set_link(*a, *b, self.usual);
+            }
+            self.freeze(*a, false);
+            self.restart(*a);
+        }
+        for number in 0..self.engines.len() {
+            if let Some(mock) = self.mock(number) {
+                mock.heal();
+            }
+            self.list(number as u8, true, false)?;
+        }
+        Ok(())
+    }
+}
+
+fn start_gateway(host: HostId, number: usize) -> ProcessId {
+    kernel::start_process(host, &format!("gateway{number}"), move || {
+        control_node::run(["kvasir", "gateway", "--config", &format!("gateway{number}.toml")]);
+        report::fail(&format!("gateway{number} has ended by itself"));
+    })
+}
+
+fn start_engine(
+    host: HostId,
+    number: usize,
+    plan: &EnginePlan,
+    place: Arc<Mutex<Option<Arc<Mock>>>>,
+) -> ProcessId {
+    let plan = plan.clone();
+    kernel::start_process(host, &format!("engine{number}"), move || {
+        let ended = run_engine(host, number, &plan, &place);
+        report::fail(&format!("engine{number} has ended: {ended:?}"));
+    })
+}
+
+fn run_engine(host: HostId, number: usize, plan: &EnginePlan, place: &Mutex<Option<Arc<Mock>>>) -> Result<()> {
+    let config = MockConfig {
+        dialect: if plan.sglang { Dialect::Sglang } else { Dialect::Vllm },
+        blocks: plan.blocks,
+        context_tokens: (plan.blocks - 1) * 16,
+        decode_seconds_per_step: plan.step_us as f64 / 1e6,
+        prefill_seconds_per_token: plan.token_us as f64 / 1e6,
+        events: plan.events,
+        seed: number as u64,
+        bootstrap_timeout: Duration::from_secs(20),
+        ..catalog::engine_config()?
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let address = SocketAddr::from((kernel::host_address(host), ENGINE_PORT));
+        let mock = Mock::start(config, address).await?;
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(mock));
+        std::future::pending::<()>().await;
+        Ok(())
+    })
+}

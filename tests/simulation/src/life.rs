@@ -1,0 +1,334 @@
+//! One run: the cluster starts, lives through its plan, is healed, and must then be as if nothing had been.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::task::{JoinSet, LocalSet};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tools_mocker::Fault;
+
+use crate::catalog::Catalog;
+use crate::client::{self, Manner, Outcome, ask};
+use crate::cluster::{Cluster, faults_of};
+use crate::kernel::{self, HostId, KernelConfig, LinkFaults, report};
+use crate::plan::{Plan, What};
+
+/// A cluster without faults is ready within this.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+/// Whoever asked has an end of its exchange within this, once everything is healed.
+const ENDS_WITHIN: Duration = Duration::from_secs(600);
+/// Within this a healed cluster comes to rest.
+const RESTS_WITHIN: Duration = Duration::from_secs(240);
+
+/// What a run says of itself.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Summary {
+    pub(crate) hash: u64,
+    pub(crate) steps: u64,
+    pub(crate) turns: u64,
+    pub(crate) simulated_nanos: u64,
+    /// How exchanges ended.
+    pub(crate) ends: BTreeMap<String, u64>,
+}
+
+/// The world that a plan is carried out in.
+struct Life {
+    cluster: Cluster,
+    catalog: Rc<Catalog>,
+    ends: BTreeMap<String, u64>,
+    asked: JoinSet<(String, Outcome)>,
+    tells: bool,
+}
+
+/// Carries out a plan in this process, which becomes the simulation, and ends it.
+pub(crate) fn live(plan: &Plan, catalog: &Catalog, prints_trace: bool, tells: bool) -> ! {
+    std::panic::set_hook(Box::new(|panic| report::fail(&panic.to_string())));
+    kernel::begin(&KernelConfig { seed: plan.seed, prints_trace });
+    match carry_out(plan, catalog, tells) {
+        Ok(ends) => {
+            let (hash, steps, turns) = kernel::trace();
+            let summary = Summary { hash, steps, turns, simulated_nanos: kernel::now(), ends };
+            report::send(&json!({ "passed": summary }).to_string());
+            report::end(0)
+        }
+        Err(error) => report::fail(&format!("{error:#}")),
+    }
+}
+
+fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<BTreeMap<String, u64>> {
+    // The first runtime of the process makes what all have in common, and lives longest.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let client = HostId::WORLD;
+    LocalSet::new().block_on(&runtime, async {
+        let cluster = Cluster::start(plan, client)?;
+        let mut life = Life {
+            cluster,
+            catalog: Rc::new(catalog.clone()),
+            ends: BTreeMap::new(),
+            asked: JoinSet::new(),
+            tells,
+        };
+        life.await_ready().await?;
+        life.go_through(plan).await?;
+        life.tell("everything is healed");
+        life.cluster.heal()?;
+        let ended = timeout(ENDS_WITHIN, life.all_end()).await;
+        ended.context("exchanges have not ended 10 minutes after all was healed")??;
+        life.await_rest().await?;
+        life.final_questions().await?;
+        life.judge_ends(plan)?;
+        Ok(life.ends)
+    })
+}
+
+impl Life {
+    fn tell(&self, what: &str) {
+        if self.tells {
+            report::print(&format!("{:>9.3} s  {what}\n", kernel::now() as f64 / 1e9));
+        }
+    }
+
+    async fn await_ready(&self) -> Result<()> {
+        let mut last = None;
+        let ready = async {
+            for gateway in 0..self.cluster.gateways() as u8 {
+                let address = self.cluster.admin_address(gateway);
+                loop {
+                    let status = client::get(address, "/kvasir/status").await;
+                    let status = status.and_then(|status| serde_json::from_str::<Value>(&status).ok());
+                    let is_ready = |worker: &Value| worker["ready"] == true;
+                    let workers = status.as_ref().and_then(|status| status["workers"].as_array());
+                    if workers.is_some_and(|all| all.len() == self.cluster.engines() && all.iter().all(is_ready)) {
+                        break;
+                    }
+                    last = Some((gateway, status));
+                    sleep(Duration::from_millis(200)).await;
+                }
+            }
+        };
+        if timeout(READY_WITHIN, ready).await.is_err() {
+            bail!("the cluster is not ready in a minute; the last status: {last:?}");
+        }
+        Ok(())
+    }
+
+    async fn go_through(&mut self, plan: &Plan) -> Result<()> {
+        let began = Instant::now();
+        // What ends a fault is a step, too.
+        let mut steps: Vec<(u64, usize, Action)> = Vec::new();
+        for (number, step) in plan.steps.iter().enumerate() {
+            steps.push((step.at, number, Action::Begin(step.what.clone())));
+            if let Some(lasts) = lasts(&step.what) {
+                steps.push((step.at + lasts, number, Action::End(step.what.clone())));
+            }
+        }
+        steps.sort_by_key(|(at, number, _)| (*at, *number));
+        for (at, number, action) in steps {
+            sleep_until(began + Duration::from_millis(at)).await;
+            kernel::note("step", number as u64, at);
+            match action {
+                Action::Begin(what) => self.begin(number as u64, &what)?,
+                Action::End(what) => self.end(&what)?,
+            }
+            while let Some(ended) = self.asked.try_join_next() {
+                self.take(ended?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, number: u64, what: &What) -> Result<()> {
+        if !matches!(what, What::Ask { .. }) {
+            self.tell(&format!("{what:?}"));
+        }
+        match what {
+            What::Ask { gateway, conversation, turn, streams, leaves_after, pause } => {
+                let address = self.cluster.gateway_address(*gateway);
+                let catalog = Rc::clone(&self.catalog);
+                let manner = Manner { streams: *streams, leaves_after: *leaves_after, pause: *pause };
+                let (conversation, turn, gateway) = (*conversation, *turn, *gateway);
+                self.tell(&format!("request {number}: turn {turn} of conversation {conversation}, to gateway {gateway}, {manner:?}"));
+                self.asked.spawn_local(async move {
+                    let outcome = ask(address, &catalog[conversation][turn], manner, number).await;
+                    (format!("request {number}"), outcome)
+                });
+            }
+            What::Kill { node, silently, .. } => self.cluster.kill(*node, *silently),
+            What::Freeze { node, .. } => self.cluster.freeze(*node, true),
+            What::Partition { a, b, .. } => {
+                self.cluster.set_link(*a, *b, LinkFaults { is_down: true, ..self.cluster.usual_link() });
+            }
+            What::Degrade { a, b, link, .. } => self.cluster.set_link(*a, *b, faults_of(*link)),
+            What::Cut { a, b, silently } => self.cluster.cut(*a, *b, *silently),
+            What::Jump { node, millis } => self.cluster.jump(*node, *millis),
+            What::Misbehave { engine, kind, probability_percent, millis, tokens, .. } => {
+                let fault: Fault = serde_json::from_value(json!({
+                    "kind": kind, "probability": f64::from(*probability_percent) / 100.0, "millis": millis, "tokens": tokens,
+                }))?;
+                if let Some(mock) = self.cluster.mock(usize::from(*engine)) {
+                    mock.fault(fault)?;
+                }
+            }
+            What::Leave { engine, drains, .. } => self.cluster.list(*engine, false, *drains)?,
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, what: &What) -> Result<()> {
+        self.tell(&format!("over: {what:?}"));
+        match what {
+            What::Kill { node, .. } => self.cluster.restart(*node),
+            What::Freeze { node, .. } => self.cluster.freeze(*node, false),
+            What::Partition { a, b, .. } | What::Degrade { a, b, .. } => {
+                self.cluster.set_link(*a, *b, self.cluster.usual_link());
+            }
+            What::Misbehave { engine, .. } => {
+                if let Some(mock) = self.cluster.mock(usize::from(*engine)) {
+                    mock.heal();
+                }
+            }
+            What::Leave { engine, .. } => self.cluster.list(*engine, true, false)?,
+            What::Ask { .. } | What::Cut { .. } | What::Jump { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, (who, outcome): (String, Outcome)) -> Result<()> {
+        self.tell(&format!("{who}: {outcome:?}"));
+        let name = match &outcome {
+            Outcome::Wrong(what) => bail!("{who}: {what}"),
+            Outcome::Refused(status) => format!("refused {status}"),
+            other => format!("{other:?}").to_lowercase(),
+        };
+        *self.ends.entry(name).or_default() += 1;
+        Ok(())
+    }
+
+    async fn all_end(&mut self) -> Result<()> {
+        while let Some(ended) = self.asked.join_next().await {
+            self.take(ended?)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing of a request is left anywhere, and the index knows what engines hold.
+    async fn await_rest(&self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let left = self.left_over().await;
+            if left.is_empty() {
+                self.tell("at rest");
+                return Ok(());
+            }
+            ensure!(began.elapsed() < RESTS_WITHIN, "at rest: {}", left.join("; "));
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    async fn left_over(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut held = BTreeMap::new();
+        for number in 0..self.cluster.engines() {
+            let Some(mock) = self.cluster.mock(number) else {
+                left.push(format!("engine {number} does not run"));
+                continue;
+            };
+            let stats = mock.stats();
+            if stats.running + stats.waiting + stats.held_blocks + stats.leased_blocks > 0 {
+                left.push(format!(
+                    "engine {number} runs {}, {} wait, {} blocks are held",
+                    stats.running, stats.waiting, stats.held_blocks
+                ));
+            }
+            held.insert(self.cluster.engine_name(number), (number, stats.known_blocks as u64));
+        }
+        for gateway in 0..self.cluster.gateways() as u8 {
+            let status = client::get(self.cluster.admin_address(gateway), "/kvasir/status").await;
+            let Some(status) = status.and_then(|status| serde_json::from_str::<Value>(&status).ok()) else {
+                left.push(format!("gateway {gateway} does not tell its status"));
+                continue;
+            };
+            self.compare(gateway, &status, &held, &mut left);
+        }
+        left
+    }
+
+    fn compare(&self, gateway: u8, status: &Value, held: &BTreeMap<String, (usize, u64)>, left: &mut Vec<String>) {
+        // The question for the status is none of the API's.
+        for level in ["inside", "waiting"] {
+            if status[level].as_u64().is_some_and(|count| count > 0) {
+                left.push(format!("gateway {gateway}: {level} {}", status[level]));
+            }
+        }
+        let empty = Vec::new();
+        let workers = status["workers"].as_array().unwrap_or(&empty);
+        for (name, (number, blocks)) in held {
+            let Some(worker) = workers.iter().find(|worker| worker["name"] == name.as_str()) else {
+                left.push(format!("gateway {gateway} does not know {name}"));
+                continue;
+            };
+            if worker["ready"] != true {
+                left.push(format!("gateway {gateway}: {name} is not ready: {}", worker["reason"]));
+            }
+            for level in ["requests", "peers_requests", "kv_tokens"] {
+                if worker[level].as_u64() != Some(0) {
+                    left.push(format!("gateway {gateway}: {name} has {level} {}", worker[level]));
+                }
+            }
+            let pools = worker["pools"].as_array().unwrap_or(&empty);
+            let device = pools.iter().find(|pool| pool["tier"] == "device");
+            let indexed = device.and_then(|pool| pool["indexed"].as_u64()).unwrap_or(0);
+            if self.cluster.has_events(*number) && indexed != *blocks {
+                left.push(format!("gateway {gateway}: {indexed} blocks of {name} are indexed, it holds {blocks}"));
+            }
+        }
+        if workers.len() != held.len() {
+            left.push(format!("gateway {gateway} knows {} workers of {}", workers.len(), held.len()));
+        }
+    }
+
+    /// A cluster that was healed serves as one to which nothing has happened.
+    async fn final_questions(&mut self) -> Result<()> {
+        for gateway in 0..self.cluster.gateways() as u8 {
+            let address = self.cluster.gateway_address(gateway);
+            for (number, streams) in [(0, true), (1, false)] {
+                let exchange = self.catalog[number][0].clone();
+                let manner = Manner { streams, leaves_after: None, pause: 0 };
+                let outcome = ask(address, &exchange, manner, 1_000_000 + number as u64).await;
+                ensure!(outcome == Outcome::Right, "after all was healed gateway {gateway} answers {outcome:?}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Without faults everything is answered.
+    fn judge_ends(&self, plan: &Plan) -> Result<()> {
+        let spoilt = self.ends.keys().filter(|end| !matches!(end.as_str(), "right" | "left"));
+        let spoilt: Vec<&String> = spoilt.collect();
+        ensure!(plan.has_faults() || spoilt.is_empty(), "without any fault: {:?}", self.ends);
+        Ok(())
+    }
+}
+
+enum Action {
+    Begin(What),
+    End(What),
+}
+
+/// How long something lasts that ends by itself.
+fn lasts(what: &What) -> Option<u64> {
+    match what {
+        What::Kill { back_after: lasts, .. }
+        | What::Freeze { lasts, .. }
+        | What::Partition { lasts, .. }
+        | What::Degrade { lasts, .. }
+        | What::Misbehave { lasts, .. }
+        | What::Leave { lasts, .. } => Some(*lasts),
+        What::Ask { .. } | What::Cut { .. } | What::Jump { .. } => None,
+    }
+}
+

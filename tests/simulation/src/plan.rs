@@ -1,0 +1,223 @@
+//! A cluster's life, drawn from a seed: who is there, who asks what, and what goes wrong when.
+
+use serde::{Deserialize, Serialize};
+
+use crate::catalog::{CONVERSATIONS, TURNS};
+use crate::kernel::random::Random;
+
+/// Everything that one run does. A plan of a seed can be cut down to fewer steps and run again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) gateways: u8,
+    pub(crate) engines: Vec<EnginePlan>,
+    /// Gateways tell each other what they have sent where.
+    pub(crate) peers: bool,
+    pub(crate) link: Link,
+    pub(crate) steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct EnginePlan {
+    /// Speaks as SGLang does, else as vLLM does.
+    pub(crate) sglang: bool,
+    /// KV blocks.
+    pub(crate) blocks: usize,
+    /// Microseconds of a step, and of a prompt token.
+    pub(crate) step_us: u64,
+    pub(crate) token_us: u64,
+    /// Publishes KV events.
+    pub(crate) events: bool,
+}
+
+/// What a link does to bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Link {
+    /// Longest delay in microseconds.
+    pub(crate) delay_us: u64,
+    pub(crate) lose_one_in: u64,
+    /// Bytes per second; 0 is without end.
+    pub(crate) rate: u64,
+    pub(crate) split_one_in: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Step {
+    /// Milliseconds after the cluster is ready.
+    pub(crate) at: u64,
+    pub(crate) what: What,
+}
+
+/// A node of the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Node {
+    Client,
+    Gateway(u8),
+    Engine(u8),
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum What {
+    Ask { gateway: u8, conversation: usize, turn: usize, streams: bool, leaves_after: Option<u64>, pause: u64 },
+    /// The process ends, and another one starts after so many milliseconds.
+    Kill { node: Node, silently: bool, back_after: u64 },
+    /// The process is stopped for a time.
+    Freeze { node: Node, lasts: u64 },
+    /// Nothing gets through between two nodes for a time.
+    Partition { a: Node, b: Node, lasts: u64 },
+    /// The link between two nodes is bad for a time.
+    Degrade { a: Node, b: Node, link: Link, lasts: u64 },
+    /// Connections between two nodes are cut.
+    Cut { a: Node, b: Node, silently: bool },
+    /// The wall clock of a node jumps by so many milliseconds.
+    Jump { node: Node, millis: i64 },
+    /// An engine misbehaves for a time, in the mock engine's own words.
+    Misbehave { engine: u8, kind: String, probability_percent: u8, millis: u64, tokens: usize, lasts: u64 },
+    /// An engine leaves the list of workers for a time.
+    Leave { engine: u8, drains: bool, lasts: u64 },
+}
+
+impl What {
+    pub(crate) fn is_fault(&self) -> bool {
+        !matches!(self, Self::Ask { .. })
+    }
+}
+
+const MISBEHAVIOURS: [&str; 11] = [
+    "slow", "hang", "stall", "die_mid_stream", "refuse", "error", "overloaded", "corrupt", "drop_events", "slow_health",
+    "slow_metrics",
+];
+
+fn link(random: &mut Random) -> Link {
+    Link {
+        delay_us: *random.pick(&[50, 50, 300, 3000, 40_000]),
+        lose_one_in: *random.pick(&[0, 0, 0, 200, 30]),
+        rate: *random.pick(&[0, 0, 50_000_000, 300_000]),
+        split_one_in: *random.pick(&[0, 0, 16, 3]),
+    }
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub(crate) fn draw(seed: u64) -> Self {
+        let mut random = Random::new(seed ^ 0x706c_616e);
+        let gateways = *random.pick(&[1, 1, 2]);
+        let count = random.between(1, 4) as usize;
+        let all_events = !random.one_in(4);
+        let engines: Vec<EnginePlan> = (0..count)
+            .map(|_| EnginePlan {
+                sglang: random.one_in(4),
+                blocks: *random.pick(&[160, 400, 4096]),
+                step_us: *random.pick(&[0, 2_000, 10_000, 30_000]),
+                token_us: *random.pick(&[0, 20, 200]),
+                events: all_events || !random.one_in(3),
+            })
+            .collect();
+        let link = if random.one_in(3) { link(&mut random) } else { Link { delay_us: 50, lose_one_in: 0, rate: 0, split_one_in: 0 } };
+        let mut plan =
+            Self { seed, gateways, engines, peers: gateways > 1 && !random.one_in(3), link, steps: Vec::new() };
+        let lasts = *random.pick(&[4_000, 15_000, 60_000]);
+        plan.draw_questions(&mut random, lasts);
+        // One run in eight has no faults: everything must succeed then.
+        if !random.one_in(8) {
+            plan.draw_faults(&mut random, lasts);
+        }
+        plan.steps.sort_by_key(|step| step.at);
+        plan
+    }
+
+    fn draw_questions(&mut self, random: &mut Random, lasts: u64) {
+        let count = *random.pick(&[6, 15, 30]);
+        let (leaves, slow) = (random.one_in(2), random.one_in(3));
+        let mut turns = [0; CONVERSATIONS];
+        let mut times: Vec<u64> = (0..count).map(|_| random.below(lasts)).collect();
+        if random.one_in(3) {
+            // All at once.
+            times.iter_mut().for_each(|at| *at %= 50);
+        }
+        times.sort_unstable();
+        for at in times {
+            let conversation = random.below(CONVERSATIONS as u64) as usize;
+            let turn = turns[conversation];
+            turns[conversation] = (turn + 1) % TURNS;
+            let leaves_after = (leaves && random.one_in(4)).then(|| random.between(1, 2_000));
+            let pause = if slow && random.one_in(4) { random.between(1, 400) } else { 0 };
+            let gateway = random.below(u64::from(self.gateways)) as u8;
+            let what =
+                What::Ask { gateway, conversation, turn, streams: random.one_in(2), leaves_after, pause };
+            self.steps.push(Step { at, what });
+        }
+    }
+
+    fn node(&self, random: &mut Random) -> Node {
+        let count = u64::from(self.gateways) + self.engines.len() as u64;
+        match random.below(count) as u8 {
+            number if number < self.gateways => Node::Gateway(number),
+            number => Node::Engine(number - self.gateways),
+        }
+    }
+
+    fn neighbours(&self, random: &mut Random) -> (Node, Node) {
+        let gateway = Node::Gateway(random.below(u64::from(self.gateways)) as u8);
+        match random.below(4) {
+            0 => (Node::Client, gateway),
+            1 if self.gateways == 2 => (Node::Gateway(0), Node::Gateway(1)),
+            _ => (gateway, Node::Engine(random.below(self.engines.len() as u64) as u8)),
+        }
+    }
+
+    fn draw_faults(&mut self, random: &mut Random, lasts: u64) {
+        // Swarm testing (Groce et al., ISSTA 2012): each run has some kinds of faults and lacks others.
+        let kinds: Vec<u64> = (0..7).filter(|_| random.one_in(3)).collect();
+        if kinds.is_empty() {
+            return;
+        }
+        for _ in 0..random.between(1, 8) {
+            let at = random.below(lasts);
+            let duration = *random.pick(&[50, 700, 4_000, 20_000]);
+            let what = match *random.pick(&kinds) {
+                0 => What::Kill { node: self.node(random), silently: random.one_in(3), back_after: duration },
+                1 => What::Freeze { node: self.node(random), lasts: duration },
+                2 => {
+                    let (a, b) = self.neighbours(random);
+                    What::Partition { a, b, lasts: duration }
+                }
+                3 => {
+                    let (a, b) = self.neighbours(random);
+                    What::Degrade { a, b, link: link(random), lasts: duration }
+                }
+                4 => {
+                    let (a, b) = self.neighbours(random);
+                    What::Cut { a, b, silently: random.one_in(3) }
+                }
+                5 => What::Misbehave {
+                    engine: random.below(self.engines.len() as u64) as u8,
+                    kind: (*random.pick(&MISBEHAVIOURS)).to_owned(),
+                    probability_percent: *random.pick(&[10, 50, 100]),
+                    millis: *random.pick(&[5, 200, 3_000, 20_000]),
+                    tokens: random.below(6) as usize,
+                    lasts: duration,
+                },
+                _ => match random.below(3) {
+                    0 => {
+                        let size = *random.pick(&[1_000, 60_000, 86_400_000]);
+                        let millis = if random.one_in(2) { size } else { -size };
+                        What::Jump { node: self.node(random), millis }
+                    }
+                    _ => What::Leave {
+                        engine: random.below(self.engines.len() as u64) as u8,
+                        drains: random.one_in(2),
+                        lasts: duration,
+                    },
+                },
+            };
+            self.steps.push(Step { at, what });
+        }
+    }
+
+    pub(crate) fn has_faults(&self) -> bool {
+        self.steps.iter().any(|step| step.what.is_fault())
+    }
+}

@@ -1,0 +1,224 @@
+//! Runs seeds: each in a process of its own, which is the simulation, two at a time.
+
+use std::ffi::c_int;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::catalog::{self, Catalog};
+use crate::kernel::report;
+use crate::life::{self, Summary};
+use crate::plan::Plan;
+
+/// Real time after which a run hangs: a thread that never gives its turn away.
+const HANGS_AFTER: Duration = Duration::from_secs(60);
+
+/// What came of a run.
+#[derive(Debug, Clone)]
+pub(crate) enum Verdict {
+    Passed(Summary),
+    Failed(String),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Passed(Summary),
+    Failed(String),
+}
+
+/// How runs are watched.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Watching {
+    pub(crate) prints_trace: bool,
+    pub(crate) tells: bool,
+    /// Prints logs of nodes at this level.
+    pub(crate) log: Option<tracing::Level>,
+}
+
+/// A run under way.
+pub(crate) struct Run {
+    process: libc::pid_t,
+    result: std::fs::File,
+    folder: PathBuf,
+    began: Instant,
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd)> {
+    let mut ends: [c_int; 2] = [0; 2];
+    // SAFETY: there is room for two descriptors.
+    let failed = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    if failed != 0 {
+        bail!("no pipe: {}", std::io::Error::last_os_error());
+    }
+    // SAFETY: the descriptors were just made for this.
+    let reader = unsafe { OwnedFd::from_raw_fd(ends[0]) };
+    // SAFETY: as above.
+    let writer = unsafe { OwnedFd::from_raw_fd(ends[1]) };
+    Ok((reader, writer))
+}
+
+/// Asks the reference in a process of its own: what it leaves behind in its process must not be in those of runs.
+pub(crate) fn build_catalog() -> Result<Catalog> {
+    let (reader, writer) = pipe()?;
+    // SAFETY: this process has one thread, so that the child finds no lock taken.
+    match unsafe { libc::fork() } {
+        -1 => bail!("no process: {}", std::io::Error::last_os_error()),
+        0 => {
+            report::to(writer.as_raw_fd());
+            let built = catalog::build().and_then(|catalog| Ok(serde_json::to_string(&catalog)?));
+            report::send(&built.unwrap_or_else(|error| format!("{error:#}")));
+            report::end(0)
+        }
+        child => {
+            drop(writer);
+            let mut text = String::new();
+            std::fs::File::from(reader).read_to_string(&mut text)?;
+            // SAFETY: the process is a child of this one; its status does not matter.
+            unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+            serde_json::from_str(&text).with_context(|| format!("the reference: {text}"))
+        }
+    }
+}
+
+/// Where runs have their files: in memory if there is such a place.
+fn scratch() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
+}
+
+impl Run {
+    pub(crate) fn start(plan: &Plan, catalog: &Catalog, watching: Watching, place: usize) -> Result<Self> {
+        let folder = scratch().join(format!("kvasir-simulation-{}-{place}", std::process::id()));
+        std::fs::create_dir_all(&folder)?;
+        let (reader, writer) = pipe()?;
+        // SAFETY: this process has one thread, so that the child finds no lock taken.
+        let process = unsafe { libc::fork() };
+        match process {
+            -1 => bail!("no process: {}", std::io::Error::last_os_error()),
+            0 => become_run(plan, catalog, watching, &writer, &folder, place),
+            _ => {}
+        }
+        Ok(Self { process, result: reader.into(), folder, began: Instant::now() })
+    }
+
+    pub(crate) fn descriptor(&self) -> c_int {
+        self.result.as_raw_fd()
+    }
+
+    pub(crate) fn hangs(&self) -> bool {
+        self.began.elapsed() > HANGS_AFTER
+    }
+
+    /// Waits for the end, or makes it when the run hangs.
+    pub(crate) fn finish(mut self) -> Result<Verdict> {
+        let hung = self.hangs();
+        if hung {
+            // SAFETY: the process is a child of this one that was not waited for yet.
+            unsafe { libc::kill(self.process, libc::SIGKILL) };
+        }
+        let mut text = String::new();
+        self.result.read_to_string(&mut text)?;
+        let mut status = 0;
+        // SAFETY: there is room for a status.
+        unsafe { libc::waitpid(self.process, &raw mut status, 0) };
+        std::fs::remove_dir_all(&self.folder).ok();
+        if hung {
+            return Ok(Verdict::Failed("hangs: a thread never gives its turn away".to_owned()));
+        }
+        let Some(line) = text.lines().next() else {
+            return Ok(Verdict::Failed(format!("ended without a word, with status {status:#x}")));
+        };
+        Ok(match serde_json::from_str(line).with_context(|| line.to_owned())? {
+            Line::Passed(summary) => Verdict::Passed(summary),
+            Line::Failed(reason) => Verdict::Failed(reason),
+        })
+    }
+}
+
+fn become_run(
+    plan: &Plan,
+    catalog: &Catalog,
+    watching: Watching,
+    writer: &OwnedFd,
+    folder: &Path,
+    place: usize,
+) -> ! {
+    report::to(writer.as_raw_fd());
+    if std::env::set_current_dir(folder).is_err() {
+        report::fail("the folder of the run is gone");
+    }
+    pin(place);
+    if let Some(level) = watching.log {
+        tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(std::io::stderr).init();
+    } else {
+        tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).with_writer(std::io::sink).init();
+    }
+    life::live(plan, catalog, watching.prints_trace, watching.tells)
+}
+
+/// Turns are passed on fastest on one processor.
+fn pin(place: usize) {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    // SAFETY: a set of processors is plain bits.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the number is one of a processor.
+    unsafe { libc::CPU_SET(place % processors, &mut set) };
+    // SAFETY: the set has the size that is given. Where it is refused the run is only slower.
+    let _refused = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+}
+
+/// Runs plans, as many at a time as there are places, and tells each verdict as it comes.
+pub(crate) fn run_all(
+    plans: impl IntoIterator<Item = Plan>,
+    catalog: &Catalog,
+    jobs: usize,
+    mut told: impl FnMut(&Plan, Verdict) -> Result<bool>,
+) -> Result<()> {
+    let mut plans = plans.into_iter();
+    let mut places: Vec<Option<(Plan, Run)>> = (0..jobs).map(|_| None).collect();
+    loop {
+        for (place, running) in places.iter_mut().enumerate() {
+            if running.is_none()
+                && let Some(plan) = plans.next()
+            {
+                let run = Run::start(&plan, catalog, Watching::default(), place)?;
+                *running = Some((plan, run));
+            }
+        }
+        let mut polled: Vec<libc::pollfd> = places
+            .iter()
+            .map(|place| libc::pollfd {
+                fd: place.as_ref().map_or(-1, |(_, run)| run.descriptor()),
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        if places.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        // SAFETY: there are so many entries.
+        unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, 1000) };
+        for (place, entry) in places.iter_mut().zip(&polled) {
+            if place.as_ref().is_some_and(|(_, run)| entry.revents != 0 || run.hangs())
+                && let Some((plan, run)) = place.take()
+                && !told(&plan, run.finish()?)?
+            {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Runs one plan.
+pub(crate) fn run_one(plan: &Plan, catalog: &Catalog, watching: Watching) -> Result<Verdict> {
+    let run = Run::start(plan, catalog, watching, 0)?;
+    let mut polled = libc::pollfd { fd: run.descriptor(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: there is one entry.
+    unsafe { libc::poll(&raw mut polled, 1, HANGS_AFTER.as_millis() as c_int + 1000) };
+    run.finish()
+}
