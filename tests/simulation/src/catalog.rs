@@ -1,6 +1,9 @@
 //! What is asked, and what an engine without faults answers: the reference of every token.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::{Context, Result, ensure};
+use router_tokens::ModelText;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -28,10 +31,16 @@ pub(crate) struct Exchange {
 /// All of them: `catalog[conversation][turn]`.
 pub(crate) type Catalog = Vec<Vec<Exchange>>;
 
+/// A tokenizer with a chat template.
+pub(crate) fn model_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/golden/llama")
+}
+
 /// What mock engines of this run have in common.
 pub(crate) fn engine_config() -> Result<MockConfig> {
     // An output that ends by itself now and then has continuations that end as well.
-    Ok(MockConfig { eos_one_in: 64, ..MockConfig::tiny()? })
+    let tokenizer = ModelText::from_folder(&model_folder()).context("the fixture's tokenizer")?;
+    Ok(MockConfig { eos_one_in: 64, tokenizer, ..MockConfig::tiny()? })
 }
 
 fn first_message(conversation: usize) -> String {

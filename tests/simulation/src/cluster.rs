@@ -110,6 +110,7 @@ impl Cluster {
             .collect();
         let config = format!(
             "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"tiny\"\n\
+             model_folder = \"model\"\n\
              health_interval = \"500ms\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
              worker_wait = \"5s\"\nwrite_timeout = \"10s\"\npeers = [{}]\n\
              [discovery]\nfile = \"gateway{number}.workers.toml\"\n",

@@ -95,6 +95,7 @@ impl Run {
     pub(crate) fn start(plan: &Plan, catalog: &Catalog, watching: Watching, place: usize) -> Result<Self> {
         let folder = scratch().join(format!("kvasir-simulation-{}-{place}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
+        std::os::unix::fs::symlink(catalog::model_folder(), folder.join("model"))?;
         let (reader, writer) = pipe()?;
         // SAFETY: this process has one thread, so that the child finds no lock taken.
         let process = unsafe { libc::fork() };
