@@ -1,6 +1,6 @@
 //! What is asked, and what an engine without faults answers: the reference of every token.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use router_tokens::ModelText;
@@ -17,6 +17,9 @@ pub(crate) const TURNS: usize = 3;
 /// Tokens of an answer, at most, by the turn.
 const ANSWER_TOKENS: [usize; TURNS] = [12, 24, 40];
 
+/// The folder of the model, in that of a run.
+pub(crate) const MODEL: &str = "model";
+
 /// One question with its answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Exchange {
@@ -31,15 +34,28 @@ pub(crate) struct Exchange {
 /// All of them: `catalog[conversation][turn]`.
 pub(crate) type Catalog = Vec<Vec<Exchange>>;
 
-/// A tokenizer with a chat template.
-pub(crate) fn model_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/golden/llama")
+/// Writes the folder of a model: the fixture's, with a token for each byte. Text that goes through tokens, back to text and
+/// through tokens again is the same tokens then, so that an answer that is continued elsewhere is the reference's.
+pub(crate) fn write_model(folder: &Path) -> Result<()> {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/golden/llama");
+    std::fs::create_dir_all(folder)?;
+    for name in ["config.json", "generation_config.json", "tokenizer_config.json"] {
+        std::fs::copy(fixture.join(name), folder.join(name)).with_context(|| name.to_owned())?;
+    }
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(fixture.join("tokenizer.json"))?)?;
+    let added: Vec<Value> = tokenizer["added_tokens"].as_array().cloned().unwrap_or_default();
+    let is_added = |text: &str| added.iter().any(|token| token["content"] == text);
+    tokenizer["model"]["merges"] = json!([]);
+    if let Some(vocabulary) = tokenizer["model"]["vocab"].as_object_mut() {
+        vocabulary.retain(|text, _| text.chars().count() == 1 || is_added(text));
+    }
+    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).context("tokenizer.json")
 }
 
 /// What mock engines of this run have in common.
 pub(crate) fn engine_config() -> Result<MockConfig> {
     // An output that ends by itself now and then has continuations that end as well.
-    let tokenizer = ModelText::from_folder(&model_folder()).context("the fixture's tokenizer")?;
+    let tokenizer = ModelText::from_folder(Path::new(MODEL)).context("the model's folder")?;
     Ok(MockConfig { eos_one_in: 64, tokenizer, ..MockConfig::tiny()? })
 }
 

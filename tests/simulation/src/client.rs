@@ -32,19 +32,23 @@ pub(crate) enum Outcome {
     Cut,
     /// The client went away.
     Left,
+    /// The client has heard nothing for as long as clients wait.
+    GaveUp,
     /// Something that must never be.
     Wrong(String),
 }
 
+/// How long clients wait for the end. An answer that the gateway still works on comes sooner, or ends with an error.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// Asks, and compares what comes with the reference.
 pub(crate) async fn ask(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64) -> Outcome {
     let talk = talk(address, exchange, manner, id);
-    match manner.leaves_after {
-        None => talk.await,
-        Some(millis) => {
-            tokio::time::timeout(Duration::from_millis(millis), talk).await.unwrap_or(Outcome::Left)
-        }
-    }
+    let (limit, end) = match manner.leaves_after {
+        None => (PATIENCE, Outcome::GaveUp),
+        Some(millis) => (Duration::from_millis(millis), Outcome::Left),
+    };
+    tokio::time::timeout(limit, talk).await.unwrap_or(end)
 }
 
 async fn talk(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64) -> Outcome {
@@ -181,7 +185,9 @@ fn judge(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
     let (content, is_whole) = if is_chunked { dechunk(content) } else { (content.to_vec(), true) };
     if status != 200 {
         let message = serde_json::from_slice::<Value>(&content).ok();
-        return match message.filter(|message| message["error"]["message"].is_string()) {
+        // Engines' own errors are passed on as they are, and some makes have the message at the top.
+        let is_error = |message: &Value| message["error"]["message"].is_string() || message["message"].is_string();
+        return match message.filter(is_error) {
             Some(_) => Outcome::Refused(status),
             None if !is_whole || content.is_empty() => Outcome::Cut,
             None => Outcome::Wrong(format!("status {status} without an error: {}", String::from_utf8_lossy(&content))),
@@ -248,6 +254,23 @@ fn judge_stream(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome 
         ));
     }
     Outcome::Right
+}
+
+/// Sends a request of its own to an engine, whatever comes of it.
+pub(crate) async fn nudge(address: SocketAddr, text: &str) {
+    let body = json!({"model": "tiny", "prompt": text, "max_tokens": 1}).to_string();
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: engine\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await.ok()?;
+        stream.write_all(request.as_bytes()).await.ok()?;
+        stream.read_to_end(&mut Vec::new()).await.ok()
+    };
+    // What is not answered is seen in what follows.
+    let _answered = tokio::time::timeout(Duration::from_secs(30), exchange).await;
 }
 
 /// Gets a page; `None` when there is no answer with status 200 in time.

@@ -162,6 +162,10 @@ impl Cluster {
         format!("{}:{ENGINE_PORT}", kernel::host_address(self.engines[number].member.host))
     }
 
+    pub(crate) fn engine_address(&self, number: usize) -> SocketAddr {
+        SocketAddr::from((kernel::host_address(self.engines[number].member.host), ENGINE_PORT))
+    }
+
     pub(crate) fn has_events(&self, number: usize) -> bool {
         self.engines[number].plan.events
     }

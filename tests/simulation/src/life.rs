@@ -15,7 +15,7 @@ use crate::catalog::Catalog;
 use crate::client::{self, Manner, Outcome, ask};
 use crate::cluster::{Cluster, faults_of};
 use crate::kernel::{self, HostId, KernelConfig, LinkFaults, report};
-use crate::plan::{Plan, What};
+use crate::plan::{Node, Plan, What};
 
 /// A cluster without faults is ready within this.
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -78,6 +78,7 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<BTreeMap<Str
         life.cluster.heal()?;
         let ended = timeout(ENDS_WITHIN, life.all_end()).await;
         ended.context("exchanges have not ended 10 minutes after all was healed")??;
+        life.nudge().await;
         life.await_rest().await?;
         life.final_questions().await?;
         life.judge_ends(plan)?;
@@ -215,6 +216,15 @@ impl Life {
         Ok(())
     }
 
+    /// Has each engine publish something once more: that an event was lost is seen from the number of the next one.
+    async fn nudge(&self) {
+        sleep(Duration::from_secs(10)).await;
+        for number in 0..self.cluster.engines() {
+            let text = "nothing that anybody else has said ".repeat(2);
+            client::nudge(self.cluster.engine_address(number), &text).await;
+        }
+    }
+
     /// Waits until nothing of a request is left anywhere, and the index knows what engines hold.
     async fn await_rest(&self) -> Result<()> {
         let began = Instant::now();
@@ -309,6 +319,16 @@ impl Life {
     fn judge_ends(&self, plan: &Plan) -> Result<()> {
         let spoilt = self.ends.keys().filter(|end| !matches!(end.as_str(), "right" | "left"));
         let spoilt: Vec<&String> = spoilt.collect();
+        let may_hear_nothing = plan.steps.iter().any(|step| match &step.what {
+            What::Kill { node: Node::Gateway(_), silently, .. } => *silently,
+            What::Cut { a: Node::Client, silently, .. } => *silently,
+            _ => false,
+        });
+        ensure!(
+            may_hear_nothing || !self.ends.contains_key("gaveup"),
+            "a client heard nothing for five minutes: {:?}",
+            self.ends
+        );
         ensure!(plan.has_faults() || spoilt.is_empty(), "without any fault: {:?}", self.ends);
         Ok(())
     }

@@ -16,7 +16,7 @@ use anyhow::Result;
 use clap::Parser;
 
 use plan::Plan;
-use runner::{Verdict, Watching, run_all, run_one};
+use runner::{Runner, Verdict, Watching};
 
 /// Runs clusters of Kvasir on a simulated kernel, under faults that a seed draws.
 #[derive(Parser)]
@@ -56,11 +56,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<bool> {
-    let catalog = runner::build_catalog()?;
+    let runner = Runner::new()?;
     if let Some(seed) = arguments.seed {
         let plan = Plan::draw(seed);
         let watching = Watching { prints_trace: arguments.trace, tells: !arguments.trace, log: arguments.log };
-        let verdict = run_one(&plan, &catalog, watching)?;
+        let verdict = runner.run_one(&plan, watching)?;
         println!("{verdict:#?}");
         return Ok(matches!(verdict, Verdict::Passed(_)));
     }
@@ -68,7 +68,7 @@ fn run(arguments: &Arguments) -> Result<bool> {
     let plans = (arguments.first..arguments.first + arguments.seeds).map(Plan::draw);
     let (began, mut failed, mut passed) = (Instant::now(), Vec::new(), 0_u64);
     let (mut simulated, mut ends) = (0, BTreeMap::<String, u64>::new());
-    run_all(plans, &catalog, jobs, |plan, verdict| {
+    runner.run_all(plans, jobs, |plan, verdict| {
         match verdict {
             Verdict::Passed(summary) => {
                 passed += 1;

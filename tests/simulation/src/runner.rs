@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::catalog::{self, Catalog};
+use crate::catalog::{self, Catalog, MODEL};
 use crate::kernel::report;
 use crate::life::{self, Summary};
 use crate::plan::Plan;
@@ -41,7 +41,7 @@ pub(crate) struct Watching {
 }
 
 /// A run under way.
-pub(crate) struct Run {
+struct Run {
     process: libc::pid_t,
     result: std::fs::File,
     folder: PathBuf,
@@ -62,15 +62,43 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     Ok((reader, writer))
 }
 
+/// What all runs share: the reference's answers, and a folder.
+pub(crate) struct Runner {
+    folder: PathBuf,
+    catalog: Catalog,
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // What is left over of a folder in memory does no harm.
+        std::fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+impl Runner {
+    /// Makes the folder, in memory if there is such a place, and asks the reference.
+    pub(crate) fn new() -> Result<Self> {
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+        let folder = parent.join(format!("kvasir-simulation-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let mut runner = Self { folder, catalog: Catalog::default() };
+        catalog::write_model(&runner.folder.join(MODEL))?;
+        runner.catalog = build_catalog(&runner.folder)?;
+        Ok(runner)
+    }
+}
+
 /// Asks the reference in a process of its own: what it leaves behind in its process must not be in those of runs.
-pub(crate) fn build_catalog() -> Result<Catalog> {
+fn build_catalog(folder: &Path) -> Result<Catalog> {
     let (reader, writer) = pipe()?;
     // SAFETY: this process has one thread, so that the child finds no lock taken.
     match unsafe { libc::fork() } {
         -1 => bail!("no process: {}", std::io::Error::last_os_error()),
         0 => {
             report::to(writer.as_raw_fd());
-            let built = catalog::build().and_then(|catalog| Ok(serde_json::to_string(&catalog)?));
+            let built = std::env::set_current_dir(folder).map_err(anyhow::Error::from).and_then(|()| catalog::build());
+            let built = built.and_then(|catalog| Ok(serde_json::to_string(&catalog)?));
             report::send(&built.unwrap_or_else(|error| format!("{error:#}")));
             report::end(0)
         }
@@ -85,38 +113,32 @@ pub(crate) fn build_catalog() -> Result<Catalog> {
     }
 }
 
-/// Where runs have their files: in memory if there is such a place.
-fn scratch() -> PathBuf {
-    let memory = Path::new("/dev/shm");
-    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
-}
-
 impl Run {
-    pub(crate) fn start(plan: &Plan, catalog: &Catalog, watching: Watching, place: usize) -> Result<Self> {
-        let folder = scratch().join(format!("kvasir-simulation-{}-{place}", std::process::id()));
+    fn start(runner: &Runner, plan: &Plan, watching: Watching, place: usize) -> Result<Self> {
+        let folder = runner.folder.join(format!("run-{place}"));
         std::fs::create_dir_all(&folder)?;
-        std::os::unix::fs::symlink(catalog::model_folder(), folder.join("model"))?;
+        std::os::unix::fs::symlink(runner.folder.join(MODEL), folder.join(MODEL))?;
         let (reader, writer) = pipe()?;
         // SAFETY: this process has one thread, so that the child finds no lock taken.
         let process = unsafe { libc::fork() };
         match process {
             -1 => bail!("no process: {}", std::io::Error::last_os_error()),
-            0 => become_run(plan, catalog, watching, &writer, &folder, place),
+            0 => become_run(plan, &runner.catalog, watching, &writer, &folder, place),
             _ => {}
         }
         Ok(Self { process, result: reader.into(), folder, began: Instant::now() })
     }
 
-    pub(crate) fn descriptor(&self) -> c_int {
+    fn descriptor(&self) -> c_int {
         self.result.as_raw_fd()
     }
 
-    pub(crate) fn hangs(&self) -> bool {
+    fn hangs(&self) -> bool {
         self.began.elapsed() > HANGS_AFTER
     }
 
     /// Waits for the end, or makes it when the run hangs.
-    pub(crate) fn finish(mut self) -> Result<Verdict> {
+    fn finish(mut self) -> Result<Verdict> {
         let hung = self.hangs();
         if hung {
             // SAFETY: the process is a child of this one that was not waited for yet.
@@ -173,53 +195,54 @@ fn pin(place: usize) {
     let _refused = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
 }
 
-/// Runs plans, as many at a time as there are places, and tells each verdict as it comes.
-pub(crate) fn run_all(
-    plans: impl IntoIterator<Item = Plan>,
-    catalog: &Catalog,
-    jobs: usize,
-    mut told: impl FnMut(&Plan, Verdict) -> Result<bool>,
-) -> Result<()> {
-    let mut plans = plans.into_iter();
-    let mut places: Vec<Option<(Plan, Run)>> = (0..jobs).map(|_| None).collect();
-    loop {
-        for (place, running) in places.iter_mut().enumerate() {
-            if running.is_none()
-                && let Some(plan) = plans.next()
-            {
-                let run = Run::start(&plan, catalog, Watching::default(), place)?;
-                *running = Some((plan, run));
+impl Runner {
+    /// Runs plans, as many at a time as there are places, and tells each verdict as it comes, until it is told to stop.
+    pub(crate) fn run_all(
+        &self,
+        plans: impl IntoIterator<Item = Plan>,
+        jobs: usize,
+        mut told: impl FnMut(&Plan, Verdict) -> Result<bool>,
+    ) -> Result<()> {
+        let mut plans = plans.into_iter();
+        let mut places: Vec<Option<(Plan, Run)>> = (0..jobs).map(|_| None).collect();
+        let mut goes_on = true;
+        loop {
+            for (place, running) in places.iter_mut().enumerate() {
+                if running.is_none()
+                    && goes_on
+                    && let Some(plan) = plans.next()
+                {
+                    let run = Run::start(self, &plan, Watching::default(), place)?;
+                    *running = Some((plan, run));
+                }
             }
-        }
-        let mut polled: Vec<libc::pollfd> = places
-            .iter()
-            .map(|place| libc::pollfd {
+            if places.iter().all(Option::is_none) {
+                return Ok(());
+            }
+            let polled = |place: &Option<(Plan, Run)>| libc::pollfd {
                 fd: place.as_ref().map_or(-1, |(_, run)| run.descriptor()),
                 events: libc::POLLIN,
                 revents: 0,
-            })
-            .collect();
-        if places.iter().all(Option::is_none) {
-            return Ok(());
-        }
-        // SAFETY: there are so many entries.
-        unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, 1000) };
-        for (place, entry) in places.iter_mut().zip(&polled) {
-            if place.as_ref().is_some_and(|(_, run)| entry.revents != 0 || run.hangs())
-                && let Some((plan, run)) = place.take()
-                && !told(&plan, run.finish()?)?
-            {
-                return Ok(());
+            };
+            let mut polled: Vec<libc::pollfd> = places.iter().map(polled).collect();
+            // SAFETY: there are so many entries.
+            unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, 1000) };
+            for (place, entry) in places.iter_mut().zip(&polled) {
+                if place.as_ref().is_some_and(|(_, run)| entry.revents != 0 || run.hangs())
+                    && let Some((plan, run)) = place.take()
+                {
+                    goes_on &= told(&plan, run.finish()?)?;
+                }
             }
         }
     }
-}
 
-/// Runs one plan.
-pub(crate) fn run_one(plan: &Plan, catalog: &Catalog, watching: Watching) -> Result<Verdict> {
-    let run = Run::start(plan, catalog, watching, 0)?;
-    let mut polled = libc::pollfd { fd: run.descriptor(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: there is one entry.
-    unsafe { libc::poll(&raw mut polled, 1, HANGS_AFTER.as_millis() as c_int + 1000) };
-    run.finish()
+    /// Runs one plan.
+    pub(crate) fn run_one(&self, plan: &Plan, watching: Watching) -> Result<Verdict> {
+        let run = Run::start(self, plan, watching, 0)?;
+        let mut polled = libc::pollfd { fd: run.descriptor(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: there is one entry.
+        unsafe { libc::poll(&raw mut polled, 1, HANGS_AFTER.as_millis() as c_int + 1000) };
+        run.finish()
+    }
 }

@@ -64,6 +64,8 @@ enum Due {
     Timer(ObjectId, u64),
     /// An attempt to connect reaches its target.
     Connect(ObjectId),
+    /// A connection has had no sign of its peer for too long.
+    GiveUp(ObjectId),
 }
 
 #[derive(Debug)]
@@ -198,6 +200,7 @@ impl Kernel {
             Due::Arrival(object) => self.arrive(object),
             Due::Timer(object, setting) => self.fire_timer(object, setting),
             Due::Connect(object) => self.reach(object),
+            Due::GiveUp(object) => self.give_up(object),
         }
     }
 

@@ -39,6 +39,8 @@ const EPHEMERAL: u16 = 32_768;
 /// First wait for an answer to an attempt to connect; each later one is twice as long.
 const CONNECT_AGAIN: Nanos = SECOND;
 const CONNECT_ATTEMPTS: u32 = 6;
+/// How long Linux sends bytes again that nobody acknowledges (`tcp_retries2` of 15).
+const UNACKNOWLEDGED_MAX: Nanos = 924 * SECOND;
 /// Bytes that fit between a sender and a reader.
 const WINDOW: usize = 256 << 10;
 /// Delay within a host.
@@ -50,6 +52,8 @@ pub(super) struct Host {
     /// What its wall clock is off by.
     pub(super) clock_offset: i64,
     next_port: u16,
+    /// Its power is gone: nothing answers, not even with a refusal.
+    pub(super) is_dark: bool,
 }
 
 /// What happens to bytes between two hosts.
@@ -116,6 +120,19 @@ pub(super) struct Socket {
     pub(super) shares_port: bool,
     pub(super) receive_timeout: Nanos,
     pub(super) send_timeout: Nanos,
+    /// After so long without a sign of its peer an idle connection is given up; 0 is never.
+    pub(super) keep_alive: KeepAlive,
+    /// After so long without an acknowledgement a connection is given up.
+    pub(super) user_timeout: Nanos,
+}
+
+/// The options of keep-alive.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeepAlive {
+    pub(super) is_on: bool,
+    pub(super) idle: Nanos,
+    pub(super) interval: Nanos,
+    pub(super) probes: u64,
 }
 
 #[derive(Debug)]
@@ -133,8 +150,10 @@ pub(super) struct End {
     /// The other end, while it is there.
     peer: Option<ObjectId>,
     peer_host: HostId,
-    /// The other end is gone, and nothing will ever tell.
-    is_deserted: bool,
+    /// The other end is gone, and nothing tells.
+    desertion: Option<Desertion>,
+    /// Bytes that were sent to an end that is gone.
+    sent_in_vain: usize,
     inbox: VecDeque<u8>,
     /// What is on its way to this end.
     flight: VecDeque<(Nanos, Packet)>,
@@ -145,6 +164,15 @@ pub(super) struct End {
     read_shut: bool,
     /// When the last byte that this end has sent will have left it.
     busy_until: Nanos,
+}
+
+/// Why nothing tells that the other end is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Desertion {
+    /// Its machine lost its power: once that is back it answers with a reset.
+    Power,
+    /// Something between has forgotten the connection.
+    Forgotten,
 }
 
 #[derive(Debug)]
@@ -159,7 +187,8 @@ impl End {
         Self {
             peer: Some(peer),
             peer_host,
-            is_deserted: false,
+            desertion: None,
+            sent_in_vain: 0,
             inbox: VecDeque::new(),
             flight: VecDeque::new(),
             flight_bytes: 0,
@@ -189,6 +218,8 @@ impl Socket {
             shares_port: false,
             receive_timeout: 0,
             send_timeout: 0,
+            keep_alive: KeepAlive { is_on: false, idle: 7200 * SECOND, interval: 75 * SECOND, probes: 9 },
+            user_timeout: UNACKNOWLEDGED_MAX,
         }
     }
 
@@ -207,7 +238,7 @@ impl Socket {
 impl Kernel {
     pub(super) fn add_host(&mut self, name: &str) -> HostId {
         let id = HostId(self.hosts.len() as u16);
-        self.hosts.push(Host { name: name.to_owned(), clock_offset: 0, next_port: EPHEMERAL });
+        self.hosts.push(Host { name: name.to_owned(), clock_offset: 0, next_port: EPHEMERAL, is_dark: false });
         id
     }
 
@@ -251,10 +282,31 @@ impl Kernel {
                     end.is_reset = true;
                     *error = libc::ECONNRESET;
                 }
-                Cut::Silently => end.is_deserted = true,
+                Cut::Silently => end.desertion = Some(Desertion::Forgotten),
             }
             end.flight.clear();
             end.flight_bytes = 0;
+            self.changed(id);
+            self.await_sign(id);
+        }
+    }
+
+    /// A connection whose other end is silent for good is given up when its options say so.
+    fn await_sign(&mut self, id: ObjectId) {
+        let now = self.now;
+        let Some(socket) = self.socket(id) else { return };
+        let keep_alive = socket.keep_alive;
+        if keep_alive.is_on && matches!(&socket.state, SocketState::Open(end) if end.desertion.is_some()) {
+            self.schedule(now + keep_alive.idle + keep_alive.interval * keep_alive.probes, Due::GiveUp(id));
+        }
+    }
+
+    /// A connection has been without a sign of its peer for too long.
+    pub(super) fn give_up(&mut self, id: ObjectId) {
+        let Some(Socket { state: SocketState::Open(end), error, .. }) = self.socket(id) else { return };
+        if end.desertion.is_some() && !end.is_reset {
+            end.is_reset = true;
+            *error = libc::ETIMEDOUT;
             self.changed(id);
         }
     }
@@ -296,7 +348,7 @@ impl Kernel {
 
     /// Bytes that an end may send now.
     fn room_towards(&self, end: &End) -> usize {
-        let Some(peer) = end.peer else { return if end.is_deserted { 0 } else { WINDOW } };
+        let Some(peer) = end.peer else { return WINDOW.saturating_sub(end.sent_in_vain) };
         match self.objects.get(&peer).map(|object| &object.kind) {
             Some(Kind::Socket(socket)) => match &socket.state {
                 SocketState::Open(end) => end.room(),
@@ -476,9 +528,8 @@ impl Kernel {
         self.changed(id);
     }
 
-    /// Whether a host has lost its power.
-    fn is_dark(&self, _host: HostId) -> bool {
-        false
+    fn is_dark(&self, host: HostId) -> bool {
+        self.hosts[host.index()].is_dark
     }
 
     fn fail_connect(&mut self, id: ObjectId, error: c_int) {
@@ -560,20 +611,12 @@ impl Kernel {
         if end.is_reset || end.write_shut {
             return Err(if std::mem::replace(&mut socket.error, 0) == 0 { libc::EPIPE } else { libc::ECONNRESET });
         }
-        let (peer, peer_host, is_deserted, busy_until) = (end.peer, end.peer_host, end.is_deserted, end.busy_until);
+        let (peer, peer_host, desertion, busy_until) = (end.peer, end.peer_host, end.desertion, end.busy_until);
         let total: usize = parts.iter().map(|part| part.len()).sum();
         if total == 0 {
             return Ok(0);
         }
-        let Some(peer) = peer else {
-            if is_deserted {
-                return Err(libc::EAGAIN);
-            }
-            // The other end was closed: it answers with a reset.
-            let at = now + 2 * self.draw_delay(host, peer_host);
-            self.send_packet(id, at, Packet::Reset);
-            return Ok(total);
-        };
+        let Some(peer) = peer else { return self.send_in_vain(id, total, host, peer_host, desertion) };
         let room = match self.socket(peer) {
             Some(Socket { state: SocketState::Open(end), .. }) => end.room(),
             _ => WINDOW,
@@ -602,6 +645,41 @@ impl Kernel {
         }
         let at = leaves + self.draw_delay(host, peer_host);
         self.send_packet(peer, at, Packet::Bytes(bytes));
+        Ok(count)
+    }
+
+    /// Sends to an end that is gone.
+    fn send_in_vain(
+        &mut self,
+        id: ObjectId,
+        total: usize,
+        host: HostId,
+        peer_host: HostId,
+        desertion: Option<Desertion>,
+    ) -> Result<usize, c_int> {
+        let now = self.now;
+        let answers = match desertion {
+            None => true,
+            Some(Desertion::Power) => !self.is_dark(peer_host),
+            Some(Desertion::Forgotten) => false,
+        };
+        if answers {
+            let at = now + 2 * self.draw_delay(host, peer_host);
+            self.send_packet(id, at, Packet::Reset);
+            return Ok(total);
+        }
+        let Some(Socket { state: SocketState::Open(end), user_timeout, .. }) = self.socket(id) else {
+            return Err(libc::EPIPE);
+        };
+        let count = total.min(WINDOW.saturating_sub(end.sent_in_vain));
+        if count == 0 {
+            return Err(libc::EAGAIN);
+        }
+        let (is_first, limit) = (end.sent_in_vain == 0, *user_timeout);
+        end.sent_in_vain += count;
+        if is_first {
+            self.schedule(now + limit, Due::GiveUp(id));
+        }
         Ok(count)
     }
 
@@ -684,8 +762,9 @@ impl Kernel {
                 let at = now + self.draw_delay(host, peer_host);
                 if let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(peer) {
                     end.peer = None;
-                    end.is_deserted = silently;
+                    end.desertion = silently.then_some(Desertion::Power);
                 }
+                self.await_sign(peer);
                 if !silently && has_unread {
                     self.send_packet(peer, at, Packet::Reset);
                 } else if !silently && !was_shut {

@@ -46,7 +46,6 @@ pub(crate) fn end(code: c_int) -> ! {
 
 /// Ends a simulation that cannot go on.
 pub(crate) fn fail(reason: &str) -> ! {
-    let escaped: String = reason.chars().flat_map(char::escape_default).collect();
-    send(&format!("{{\"failed\":\"{escaped}\"}}"));
+    send(&serde_json::json!({ "failed": reason }).to_string());
     end(1)
 }

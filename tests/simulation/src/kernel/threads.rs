@@ -89,6 +89,7 @@ pub(super) fn become_simulated(thread: ThreadId) {
 impl Kernel {
     pub(super) fn add_process(&mut self, host: HostId, name: &str) -> ProcessId {
         let id = ProcessId(self.processes.len() as u32);
+        self.hosts[host.index()].is_dark = false;
         self.processes.push(Process {
             host,
             name: name.to_owned(),
@@ -181,6 +182,7 @@ impl Kernel {
     pub(super) fn kill(&mut self, process: super::ProcessId, silently: bool) {
         let Some(state) = self.processes.get_mut(process.index()).filter(|state| state.is_alive) else { return };
         state.is_alive = false;
+        self.hosts[state.host.index()].is_dark = silently;
         self.trace.step("kill", self.now, u64::from(process.0), u64::from(silently));
         for thread in self.threads.iter_mut().filter(|thread| thread.process == process) {
             thread.state = State::Over;

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use super::super::network::{Address, Socket, SocketState};
 use super::super::objects::{Kind, ObjectId};
 use super::super::threads::{current, preemption_point};
-use super::super::{Nanos, SECOND, real, with};
+use super::super::{MILLISECOND, Nanos, SECOND, real, with};
 use super::descriptors::{object, until_possible};
 use super::{fail, given, outcome};
 
@@ -310,6 +310,24 @@ unsafe extern "C" fn setsockopt(
             with(|kernel| {
                 if let Some(socket) = kernel.socket(id) {
                     socket.shares_port = shares;
+                }
+            });
+        }
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE)
+        | (
+            libc::IPPROTO_TCP,
+            libc::TCP_KEEPIDLE | libc::TCP_KEEPINTVL | libc::TCP_KEEPCNT | libc::TCP_USER_TIMEOUT,
+        ) => {
+            // SAFETY: the values of these options are numbers.
+            let number = unsafe { given(value.cast::<c_int>()) }.map_or(0, |value| *value as u64);
+            with(|kernel| {
+                let Some(socket) = kernel.socket(id) else { return };
+                match (level, name) {
+                    (libc::SOL_SOCKET, _) => socket.keep_alive.is_on = number != 0,
+                    (_, libc::TCP_KEEPIDLE) => socket.keep_alive.idle = number * SECOND,
+                    (_, libc::TCP_KEEPINTVL) => socket.keep_alive.interval = number * SECOND,
+                    (_, libc::TCP_KEEPCNT) => socket.keep_alive.probes = number,
+                    _ => socket.user_timeout = number * MILLISECOND,
                 }
             });
         }
