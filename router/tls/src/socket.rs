@@ -52,7 +52,12 @@ impl ClientSocket {
     }
 }
 
-fn set_clocks(tcp: &TcpStream, limit: Duration) -> rustix::io::Result<()> {
+/// Has the kernel give a connection up whose peer shows no sign of life for `limit`: bytes are not acknowledged, or, while nothing
+/// is sent, probes are not answered.
+///
+/// # Errors
+/// When the connection is gone already.
+pub fn set_clocks(tcp: &TcpStream, limit: Duration) -> rustix::io::Result<()> {
     sockopt::set_tcp_user_timeout(tcp, u32::try_from(limit.as_millis()).unwrap_or(u32::MAX))?;
     let second = Duration::from_secs(1);
     sockopt::set_tcp_keepidle(tcp, limit.max(second))?;

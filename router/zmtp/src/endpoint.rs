@@ -7,11 +7,19 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::str::FromStr;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::Error;
+
+/// A connection without a sign of its peer for so long is probed.
+const IDLE_MAX: Duration = Duration::from_secs(5);
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+/// Probes without an answer after which it is given up.
+const PROBES: u32 = 3;
 
 /// Where a socket listens or connects to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +87,8 @@ impl Stream {
     fn tcp(stream: TcpStream) -> Self {
         // Without it messages only wait longer.
         let _best_effort = stream.set_nodelay(true);
+        // A connection that is gone already needs no option.
+        let _gone = keep_alive(&stream);
         Self::Tcp(stream)
     }
 
@@ -99,6 +109,15 @@ impl Stream {
             Endpoint::Ipc(path) => UnixStream::connect(path).await.map(Self::Unix).map_err(failed),
         }
     }
+}
+
+/// A subscriber sends nothing after its subscription: without probes it would listen for ever to a connection that a machine without
+/// power, or something on the way, has forgotten.
+fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_tcp_keepidle(stream, IDLE_MAX)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    sockopt::set_socket_keepalive(stream, true)
 }
 
 impl AsyncRead for Stream {

@@ -35,7 +35,7 @@ pub(crate) fn host_of(address: Ipv4Addr) -> Option<HostId> {
 
 /// 10.0.0.0.
 const BASE: u32 = 0x0A00_0000;
-const EPHEMERAL: u16 = 32_768;
+pub(super) const EPHEMERAL: u16 = 32_768;
 /// First wait for an answer to an attempt to connect; each later one is twice as long.
 const CONNECT_AGAIN: Nanos = SECOND;
 const CONNECT_ATTEMPTS: u32 = 6;
@@ -51,7 +51,7 @@ pub(super) struct Host {
     pub(super) name: String,
     /// What its wall clock is off by.
     pub(super) clock_offset: i64,
-    next_port: u16,
+    pub(super) next_port: u16,
     /// Its power is gone: nothing answers, not even with a refusal.
     pub(super) is_dark: bool,
 }
@@ -303,8 +303,23 @@ impl Kernel {
 
     /// A connection has been without a sign of its peer for too long.
     pub(super) fn give_up(&mut self, id: ObjectId) {
-        let Some(Socket { state: SocketState::Open(end), error, .. }) = self.socket(id) else { return };
-        if end.desertion.is_some() && !end.is_reset {
+        let now = self.now;
+        let Some(socket) = self.socket(id) else { return };
+        let (host, limit) = (socket.host, socket.user_timeout);
+        let SocketState::Open(end) = &socket.state else { return };
+        let (peer, peer_host, is_deserted, was_reset) =
+            (end.peer, end.peer_host, end.desertion.is_some(), end.is_reset);
+        let is_held_up = self.link(host, peer_host).is_down
+            && peer.is_some_and(|peer| match self.socket(peer) {
+                Some(Socket { state: SocketState::Open(end), .. }) => {
+                    end.flight.front().is_some_and(|(at, _)| at + limit <= now + SECOND)
+                }
+                _ => false,
+            });
+        if was_reset || !(is_deserted || is_held_up) {
+            return;
+        }
+        if let Some(Socket { state: SocketState::Open(end), error, .. }) = self.socket(id) {
             end.is_reset = true;
             *error = libc::ETIMEDOUT;
             self.changed(id);
@@ -645,6 +660,11 @@ impl Kernel {
         }
         let at = leaves + self.draw_delay(host, peer_host);
         self.send_packet(peer, at, Packet::Bytes(bytes));
+        if link.is_down
+            && let Some(limit) = self.socket(id).map(|socket| socket.user_timeout)
+        {
+            self.schedule(now + limit, Due::GiveUp(id));
+        }
         Ok(count)
     }
 

@@ -89,7 +89,12 @@ pub(super) fn become_simulated(thread: ThreadId) {
 impl Kernel {
     pub(super) fn add_process(&mut self, host: HostId, name: &str) -> ProcessId {
         let id = ProcessId(self.processes.len() as u32);
-        self.hosts[host.index()].is_dark = false;
+        let state = &mut self.hosts[host.index()];
+        state.is_dark = false;
+        if !self.processes.iter().any(|process| process.host == host && process.is_alive) {
+            // As with ports of its own: the next process has those of the one before.
+            state.next_port = super::network::EPHEMERAL;
+        }
         self.processes.push(Process {
             host,
             name: name.to_owned(),
