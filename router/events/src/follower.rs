@@ -108,6 +108,17 @@ impl Follower {
         Step::Done
     }
 
+    /// A replay from [`Self::replay_from`] on has brought nothing, not even the last message that is known: the publisher has started
+    /// again, and has not passed it yet. What the index has of it is of its former life.
+    pub fn replayed_nothing(&mut self, index: &mut IndexWriter<'_>) -> Step {
+        if self.expected() == 0 {
+            return Step::Done;
+        }
+        tracing::info!(expected = self.expected(), "KV events: the publisher has restarted, and said little since");
+        self.start_over(index);
+        Step::Replay { from: 0 }
+    }
+
     /// The live message that a replay was asked for, again. What is still missing is lost for good: everything
     /// is forgotten, since an index that is short costs time, and one that is wrong costs more.
     pub fn after_replay(&mut self, index: &mut IndexWriter<'_>, sequence: u64, payload: &[u8]) {

@@ -232,6 +232,11 @@ async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<
                 return Err("a reply without number".to_owned());
             };
             if sequence == REPLAY_END {
+                if batches == 0
+                    && let Step::Replay { from } = followed.lock().replayed_nothing(&mut followed.index.write())
+                {
+                    break from;
+                }
                 return Ok(batches);
             }
             let step = followed.lock().replayed(&mut followed.index.write(), sequence, &payload);

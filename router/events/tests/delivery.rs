@@ -118,10 +118,18 @@ impl Gateway {
     }
 
     fn replay(&mut self, engine: &Engine, from: u64) {
+        let mut is_empty = true;
         for (sequence, payload) in engine.sent.iter().filter(|message| message.0 >= from) {
+            is_empty = false;
             let step = self.follower.replayed(&mut self.index.write(), *sequence, payload);
             if let Step::Replay { from } = step {
                 return self.replay(engine, from);
+            }
+        }
+        if is_empty {
+            let step = self.follower.replayed_nothing(&mut self.index.write());
+            if let Step::Replay { from } = step {
+                self.replay(engine, from);
             }
         }
     }
@@ -278,6 +286,30 @@ fn a_restart_that_has_passed_what_was_known() {
             }
             assert_eq!(gateway.overlaps(), true_overlaps(&engine), "seed {seed}");
         }
+    }
+}
+
+/// A publisher may start again while nobody listens, and say less than it had said before: a new connection must tell, since it
+/// may say nothing more for a long time.
+#[test]
+fn a_restart_that_has_not_reached_what_was_known() {
+    for (seed, said) in (60..80).zip([0, 1, 3].into_iter().cycle()) {
+        let mut random = Random(seed);
+        let (mut engine, mut gateway) = (Engine::new(1, 10_000), Gateway::new());
+        for turn in 0.. {
+            let message = engine.step(&mut random);
+            gateway.receive(&engine, &message);
+            if turn >= 10 && !gateway.names().is_empty() {
+                break;
+            }
+        }
+        engine = Engine::new(2, 10_000);
+        for _ in 0..said {
+            engine.step(&mut random);
+        }
+        let from = gateway.follower.replay_from();
+        gateway.replay(&engine, from);
+        assert_eq!(gateway.names(), engine.held.keys().copied().collect::<Vec<_>>(), "seed {seed}: {said} messages");
     }
 }
 

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::prometheus::{first, loads};
-use super::{Description, Dialect, Engine, Feed, Hints, POLLED, Report, hinted, json};
+use super::{Description, Dialect, Engine, Feed, Hints, POLLED, Report, hinted, json, json_if_present};
 use crate::client::{EngineClient, EngineError};
 
 /// TensorRT-LLM's own default of `tokens_per_block`.
@@ -47,7 +47,7 @@ impl Dialect for TensorRtLlm {
             if names.is_empty() {
                 return Err(client.protocol("/v1/models names no model"));
             }
-            let version = json(client, "/version").await.unwrap_or_default();
+            let version = json_if_present(client, "/version").await?;
             let metrics = metrics(client).await;
             let count = |name: &str| first(&metrics, &[name]).map(|value| value as usize);
             Ok(Description {

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::prometheus::{Sample, first, loads, samples};
 use super::{
-    Description, Dialect, Engine, Feed, Hints, Report, Role, SharedStores, TokenCount, feed, hinted, json,
+    Description, Dialect, Engine, Feed, Hints, Report, Role, SharedStores, TokenCount, feed, hinted, json, json_if_present,
     of_rank, transfers,
 };
 use crate::client::{EngineClient, EngineError};
@@ -133,14 +133,14 @@ impl Dialect for Vllm {
             if names.is_empty() {
                 return Err(client.protocol("/v1/models names no model"));
             }
-            let version = json(client, "/version").await.unwrap_or_default();
+            let version = json_if_present(client, "/version").await?;
             let metrics = client.get("/metrics").await?;
             let metrics = String::from_utf8_lossy(&metrics);
             let cache = samples(&metrics, "vllm:cache_config_info").next();
             let label =
                 |name: &str| -> Option<usize> { cache.and_then(|cache| cache.label(name)?.parse().ok()) };
             // Releases before 0.31 have no such path.
-            let sources = json(client, "/kv_event_sources").await.unwrap_or_default();
+            let sources = json_if_present(client, "/kv_event_sources").await?;
             let mut feeds = feeds(client.base(), &sources);
             let ranks = feeds.len().max(samples(&metrics, "vllm:cache_config_info").count()).max(1);
             feeds.resize(ranks, None);

@@ -30,13 +30,25 @@ pub(crate) struct RelayedChunk {
     pub(crate) is_usage_last: bool,
 }
 
+/// How many tokens a prompt has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PromptTokens {
+    /// When they are the engine's own.
+    pub(crate) exact: Option<usize>,
+    /// As the gateway counts them.
+    pub(crate) counted: usize,
+}
+
 /// A stream whose events the client gets as they are.
 pub(crate) struct Relayed {
     kind: Option<Kind>,
     request: Arc<EngineRequest>,
-    /// Tokens of the prompt, when they are the engine's own.
-    prompt_tokens: Option<usize>,
+    prompt_tokens: PromptTokens,
     hides_usage: bool,
+    /// The usage that engines have told so far.
+    told: Option<Usage>,
+    /// The client has the usage of the whole answer, or will not be told.
+    has_usage: bool,
     /// What the client has, while the stream may have to go on elsewhere.
     kept: Result<Vec<u8>, &'static str>,
     /// Set once it goes on elsewhere.
@@ -48,14 +60,36 @@ impl Relayed {
     pub(crate) fn new(
         kind: Option<Kind>,
         request: &Arc<EngineRequest>,
-        prompt_tokens: Option<usize>,
+        prompt_tokens: PromptTokens,
         hides_usage: bool,
     ) -> Self {
         let kept = match not_resumable_reason(kind, &request.body) {
             None => Ok(Vec::new()),
             Some(not_resumable_reason) => Err(not_resumable_reason),
         };
-        Self { kind, request: Arc::clone(request), prompt_tokens, hides_usage, kept, sent: None }
+        let request = Arc::clone(request);
+        Self { kind, request, prompt_tokens, hides_usage, told: None, has_usage: false, kept, sent: None }
+    }
+
+    /// The end of a stream whose engine failed behind the reason for its end: with the usage, unless an engine has told it.
+    fn end(&self, sent: &DeliveredOutput) -> RelayedChunk {
+        let done = Bytes::from_static(b"data: [DONE]\n\n");
+        if self.has_usage {
+            return RelayedChunk { events: done, pieces: 0, usage: None, is_usage_last: false };
+        }
+        let told = self.told.unwrap_or_default();
+        let prompt = self.prompt_tokens.exact.or(self.told.map(|told| told.prompt));
+        let usage = Usage {
+            prompt: prompt.unwrap_or(self.prompt_tokens.counted),
+            completion: told.completion.max(sent.pieces + usize::from(sent.ends_by_token)),
+            ..told
+        };
+        let events = if self.hides_usage {
+            done
+        } else {
+            Bytes::from(format!("{}data: [DONE]\n\n", sent.usage_event(self.kind, &usage)))
+        };
+        RelayedChunk { events, pieces: 0, usage: Some(usage), is_usage_last: true }
     }
 
     fn keep(&mut self, events: &[u8]) {
@@ -92,10 +126,12 @@ impl Output for Relayed {
             None => bytes,
             // Another worker has taken over: what it says is made to fit.
             Some(sent) => {
-                told = usage.map(|usage| sent.whole_usage(usage, self.prompt_tokens));
-                sent.splice(&bytes, self.prompt_tokens)
+                told = usage.map(|usage| sent.whole_usage(usage, self.prompt_tokens.exact));
+                sent.splice(&bytes, self.prompt_tokens.exact)
             }
         };
+        self.told = told.or(self.told);
+        self.has_usage |= is_usage_last;
         self.keep(&events);
         let item = RelayedChunk { events, pieces, usage: told, is_usage_last };
         let is_empty = item.events.is_empty() && item.usage.is_none();
@@ -115,17 +151,8 @@ impl Output for Relayed {
             Ok(sent) => sent,
             Err(why) => return Continuation::Impossible(why),
         };
-        let end = || {
-            let events = Bytes::from_static(b"data: [DONE]\n\n");
-            Continuation::Complete(Some(RelayedChunk {
-                events,
-                pieces: 0,
-                usage: None,
-                is_usage_last: false,
-            }))
-        };
         if sent.is_finished {
-            return end();
+            return Continuation::Complete(Some(self.end(&sent)));
         }
         let Some(rest) = sent.continuation_body(self.kind, &self.request.body) else {
             return Continuation::Impossible("its last token was its last");

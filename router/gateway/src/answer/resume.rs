@@ -17,11 +17,14 @@ pub(crate) struct DeliveredOutput {
     pub(crate) text: String,
     /// Events that brought some of it; about as many tokens, since engines send each as it comes.
     pub(crate) pieces: usize,
-    /// `id` and `created` of the answer.
+    /// `id`, `created` and `model` of the answer.
     pub(crate) id: Value,
     pub(crate) created: Value,
-    /// The engine has said why it ended: only the end of the stream is missing.
+    pub(crate) model: Value,
+    /// The engine has said why it ended: only the usage and the end of the stream are missing.
     pub(crate) is_finished: bool,
+    /// The model ended it by a token that brought no text, which engines count.
+    pub(crate) ends_by_token: bool,
 }
 
 impl DeliveredOutput {
@@ -33,6 +36,7 @@ impl DeliveredOutput {
             if all.id.is_null() {
                 all.id = value["id"].clone();
                 all.created = value["created"].clone();
+                all.model = value["model"].clone();
             }
             let choice = &value["choices"][0];
             if choice["index"].as_u64().is_some_and(|index| index > 0) {
@@ -50,6 +54,7 @@ impl DeliveredOutput {
             all.pieces += usize::from(!piece.is_empty());
             all.text.push_str(piece);
             all.is_finished |= choice["finish_reason"].is_string();
+            all.ends_by_token |= choice["finish_reason"] == "stop" && piece.is_empty();
         }
         // Templates trim the last message, and take thoughts out of it: what is continued would not be what was sent.
         let is_changed = || all.text.trim() != all.text || all.text.contains("<think");
@@ -142,6 +147,20 @@ impl DeliveredOutput {
             cached: rest.cached.map(|cached| cached.min(prompt)),
             ..rest
         }
+    }
+
+    /// The event that tells a client the usage.
+    pub(crate) fn usage_event(&self, kind: Option<Kind>, usage: &Usage) -> String {
+        let object =
+            if kind == Some(Kind::Completion) { "text_completion" } else { "chat.completion.chunk" };
+        let event = json!({
+            "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": [],
+            "usage": {
+                "prompt_tokens": usage.prompt, "completion_tokens": usage.completion,
+                "total_tokens": usage.prompt + usage.completion,
+            },
+        });
+        format!("data: {event}\n\n")
     }
 
     /// Tokens of the client's prompt: known, or those that the engine counted less what had been sent, which was its prompt, too.

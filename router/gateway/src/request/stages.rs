@@ -21,7 +21,7 @@ use super::{RequestContext, form, prompt};
 use crate::TextBy;
 use crate::answer::buffered::Buffered;
 use crate::answer::generated::TokenRequest;
-use crate::answer::relayed::{Relayed, RelayedEvents};
+use crate::answer::relayed::{PromptTokens, Relayed, RelayedEvents};
 use crate::answer::translate::{ResponseAdapter, parse};
 use crate::answer::{Answer, explain};
 use crate::caller::peer_of;
@@ -342,7 +342,12 @@ impl RelayedRequest {
             return answer_buffered(&generation, &self.request, context).await;
         }
         let prompt_tokens = self.request.tokens_are_exact.then_some(self.request.tokens.len());
-        let output = Relayed::new(context.surface.kind(), &self.request, prompt_tokens, self.hides_usage);
+        let output = Relayed::new(
+            context.surface.kind(),
+            &self.request,
+            PromptTokens { exact: prompt_tokens, counted: self.prompt_tokens },
+            self.hides_usage,
+        );
         let mut stream = EventStream::new(&generation, self.request, output);
         match stream.next().await {
             Some(Ok(first)) => {
