@@ -1,8 +1,10 @@
 //! What is asked, and what an engine without faults answers: the reference of every token.
 
+use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use router_tokens::ModelText;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -31,25 +33,13 @@ pub(crate) struct Exchange {
     pub(crate) finish_reason: String,
 }
 
-/// All of them: `catalog[conversation][turn]`.
-pub(crate) type Catalog = Vec<Vec<Exchange>>;
-
-/// Writes the folder of a model: the fixture's, with a token for each byte. Text that goes through tokens, back to text and
-/// through tokens again is the same tokens then, so that an answer that is continued elsewhere is the reference's.
-pub(crate) fn write_model(folder: &Path) -> Result<()> {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/golden/llama");
-    std::fs::create_dir_all(folder)?;
-    for name in ["config.json", "generation_config.json", "tokenizer_config.json"] {
-        std::fs::copy(fixture.join(name), folder.join(name)).with_context(|| name.to_owned())?;
-    }
-    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(fixture.join("tokenizer.json"))?)?;
-    let added: Vec<Value> = tokenizer["added_tokens"].as_array().cloned().unwrap_or_default();
-    let is_added = |text: &str| added.iter().any(|token| token["content"] == text);
-    tokenizer["model"]["merges"] = json!([]);
-    if let Some(vocabulary) = tokenizer["model"]["vocab"].as_object_mut() {
-        vocabulary.retain(|text, _| text.chars().count() == 1 || is_added(text));
-    }
-    std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).context("tokenizer.json")
+/// All of them, of each kind of engine.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Catalog {
+    /// As mock engines answer: `mocks[conversation][turn]`.
+    pub(crate) mocks: Vec<Vec<Exchange>>,
+    /// As the reference engine does.
+    pub(crate) workers: Vec<Vec<Exchange>>,
 }
 
 /// What mock engines of this run have in common.
@@ -65,33 +55,59 @@ fn first_message(conversation: usize) -> String {
     format!("{} Question {conversation}: {}?", shared.repeat(8 + conversation % 3), "why ".repeat(conversation * 5 % 37))
 }
 
-/// Asks an engine without faults for everything.
+/// Asks engines without faults for everything, on the real system: in a process that ends with it.
 pub(crate) fn build() -> Result<Catalog> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mock = Mock::start(engine_config()?, "127.0.0.1:0".parse()?).await?;
-        let mut catalog = Vec::new();
-        for conversation in 0..CONVERSATIONS {
-            let mut messages = json!([{"role": "user", "content": first_message(conversation)}]);
-            let mut turns = Vec::new();
-            for (turn, tokens_max) in ANSWER_TOKENS.into_iter().enumerate() {
-                let exchange = ask(&mock, &messages, tokens_max).await?;
-                if let Some(list) = messages.as_array_mut() {
-                    list.push(json!({"role": "assistant", "content": exchange.answer}));
-                    list.push(json!({"role": "user", "content": format!("And then, {turn}? Go on.")}));
-                }
-                turns.push(exchange);
-            }
-            catalog.push(turns);
-        }
-        mock.stop().await;
-        Ok(catalog)
+        let mocks = ask_all(mock.address()).await?;
+        let address = start_worker().await?;
+        Ok(Catalog { mocks, workers: ask_all(address).await? })
     })
 }
 
-async fn ask(mock: &Mock, messages: &Value, tokens_max: usize) -> Result<Exchange> {
-    let body = json!({"model": "tiny", "messages": messages, "max_tokens": tokens_max}).to_string();
-    let mut stream = TcpStream::connect(mock.address()).await?;
+/// Starts a worker with the reference engine, alone and without tiers.
+async fn start_worker() -> Result<SocketAddr> {
+    let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    std::fs::write(
+        "reference.toml",
+        format!(
+            "[engine]\nmodel_name = \"tiny\"\nmodel_folder = \"{MODEL}\"\nthreads = 1\n[worker]\nlisten = \"{address}\"\n\
+             events = \"127.0.0.1:0\"\nreplay = \"127.0.0.1:0\"\n[host_tier]\ncapacity = \"0 B\"\n\
+             [transfer]\ntransport = \"tcp\"\nhuge_pages = false\n"
+        ),
+    )?;
+    std::thread::spawn(|| control_node::run(["kvasir", "worker", "--role", "both", "--config", "reference.toml"]));
+    for _ in 0..600 {
+        if TcpStream::connect(address).await.is_ok() {
+            return Ok(address);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    bail!("the reference engine does not start")
+}
+
+async fn ask_all(address: SocketAddr) -> Result<Vec<Vec<Exchange>>> {
+    let mut all = Vec::new();
+    for conversation in 0..CONVERSATIONS {
+        let mut messages = json!([{"role": "user", "content": first_message(conversation)}]);
+        let mut turns = Vec::new();
+        for (turn, tokens_max) in ANSWER_TOKENS.into_iter().enumerate() {
+            let exchange = ask(address, &messages, tokens_max).await?;
+            if let Some(list) = messages.as_array_mut() {
+                list.push(json!({"role": "assistant", "content": exchange.answer}));
+                list.push(json!({"role": "user", "content": format!("And then, {turn}? Go on.")}));
+            }
+            turns.push(exchange);
+        }
+        all.push(turns);
+    }
+    Ok(all)
+}
+
+async fn ask(address: SocketAddr, messages: &Value, tokens_max: usize) -> Result<Exchange> {
+    let body = json!({"model": "tiny", "messages": messages, "max_tokens": tokens_max, "temperature": 0}).to_string();
+    let mut stream = TcpStream::connect(address).await?;
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: reference\r\nconnection: close\r\n\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",

@@ -54,6 +54,7 @@ pub(crate) async fn ask(address: SocketAddr, exchange: &Exchange, manner: Manner
 async fn talk(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64) -> Outcome {
     let mut body = json!({
         "model": "tiny", "messages": exchange.messages, "max_tokens": exchange.tokens_max, "stream": manner.streams,
+        "temperature": 0,
     });
     if manner.streams {
         body["stream_options"] = json!({"include_usage": true});

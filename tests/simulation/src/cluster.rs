@@ -8,13 +8,18 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tools_mocker::{Dialect, Mock, MockConfig};
 
-use crate::catalog;
+use crate::catalog::{self, MODEL};
+use crate::model;
 use crate::kernel::{self, Cut, HostId, LinkFaults, MICROSECOND, MILLISECOND, ProcessId, report};
-use crate::plan::{EnginePlan, Link, Node, Plan};
+use crate::plan::{EnginePlan, Link, Make, Node, Plan, Role, Tiers};
 
 const GATEWAY_PORT: u16 = 8000;
 const ADMIN_PORT: u16 = 9090;
 const ENGINE_PORT: u16 = 8100;
+/// Ports of a worker's KV events, their replay and its data plane.
+const WORKER_PORTS: [u16; 3] = [8101, 8102, 8103];
+const STORE_PORT: u16 = 7400;
+const STORE_HTTP_PORT: u16 = 7401;
 
 /// A gateway or an engine, and the process that is it now.
 struct Member {
@@ -48,8 +53,10 @@ pub(crate) struct Cluster {
     client: HostId,
     gateways: Vec<Gateway>,
     engines: Vec<Engine>,
+    stores: Vec<Member>,
     usual: LinkFaults,
     peers: bool,
+    is_reference: bool,
 }
 
 pub(crate) fn faults_of(link: Link) -> LinkFaults {
@@ -70,14 +77,26 @@ impl Cluster {
             client,
             gateways: Vec::new(),
             engines: Vec::new(),
+            stores: Vec::new(),
             usual: faults_of(plan.link),
             peers: plan.peers,
+            is_reference: plan.is_reference(),
         };
         let gateways: Vec<HostId> =
             (0..plan.gateways).map(|number| kernel::add_host(&format!("gateway{number}"))).collect();
+        for number in 0..plan.tiers.stores {
+            let host = kernel::add_host(&format!("store{number}"));
+            write_store_config(host, number)?;
+            let process = start_store(host, number);
+            cluster.stores.push(Member { host, process, is_frozen: false });
+        }
+        let stores: Vec<HostId> = cluster.stores.iter().map(|store| store.host).collect();
         for (number, engine) in plan.engines.iter().enumerate() {
             let host = kernel::add_host(&format!("engine{number}"));
             let mock = Arc::default();
+            if engine.make == Make::Worker {
+                write_worker_config(host, number, engine, plan.tiers, &stores)?;
+            }
             let process = start_engine(host, number, engine, Arc::clone(&mock));
             let member = Member { host, process, is_frozen: false };
             cluster.engines.push(Engine { member, plan: engine.clone(), mock });
@@ -86,6 +105,7 @@ impl Cluster {
             .into_iter()
             .chain(gateways.iter().copied())
             .chain(cluster.engines.iter().map(|engine| engine.member.host))
+            .chain(stores)
             .collect();
         for (index, a) in hosts.iter().enumerate() {
             for b in &hosts[index + 1..] {
@@ -110,9 +130,10 @@ impl Cluster {
             .collect();
         let config = format!(
             "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"tiny\"\n\
-             model_folder = \"model\"\n\
+             model_folder = \"{MODEL}\"\n\
              health_interval = \"500ms\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
              worker_wait = \"5s\"\nwrite_timeout = \"10s\"\npeers = [{}]\n\
+             [router]\ndisaggregate_above_tokens = 40\n\
              [discovery]\nfile = \"gateway{number}.workers.toml\"\n",
             peers.join(", ")
         );
@@ -174,6 +195,18 @@ impl Cluster {
         self.engines[number].mock.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    pub(crate) fn is_reference(&self) -> bool {
+        self.is_reference
+    }
+
+    pub(crate) fn stores(&self) -> usize {
+        self.stores.len()
+    }
+
+    pub(crate) fn store_address(&self, number: usize) -> SocketAddr {
+        SocketAddr::from((kernel::host_address(self.stores[number].host), STORE_HTTP_PORT))
+    }
+
     pub(crate) fn descriptors(&self, node: Node) -> usize {
         self.member(node).map_or(0, |member| kernel::open_descriptors(member.process))
     }
@@ -187,6 +220,7 @@ impl Cluster {
             Node::Client => None,
             Node::Gateway(number) => self.gateways.get(usize::from(number)).map(|gateway| &gateway.member),
             Node::Engine(number) => self.engines.get(usize::from(number)).map(|engine| &engine.member),
+            Node::Store(number) => self.stores.get(usize::from(number)),
         }
     }
 
@@ -195,6 +229,7 @@ impl Cluster {
             Node::Client => None,
             Node::Gateway(number) => self.gateways.get_mut(usize::from(number)).map(|gateway| &mut gateway.member),
             Node::Engine(number) => self.engines.get_mut(usize::from(number)).map(|engine| &mut engine.member),
+            Node::Store(number) => self.stores.get_mut(usize::from(number)),
         }
     }
 
@@ -225,6 +260,10 @@ impl Cluster {
                 let engine = &mut self.engines[usize::from(number)];
                 engine.member.process =
                     start_engine(engine.member.host, usize::from(number), &engine.plan, Arc::clone(&engine.mock));
+            }
+            Node::Store(number) => {
+                let member = &mut self.stores[usize::from(number)];
+                member.process = start_store(member.host, number);
             }
         }
     }
@@ -277,6 +316,7 @@ impl Cluster {
             .into_iter()
             .chain((0..self.gateways.len() as u8).map(Node::Gateway))
             .chain((0..self.engines.len() as u8).map(Node::Engine))
+            .chain((0..self.stores.len() as u8).map(Node::Store))
             .collect();
         for (index, a) in nodes.iter().enumerate() {
             for b in &nodes[index + 1..] {
@@ -302,6 +342,57 @@ fn start_gateway(host: HostId, number: usize) -> ProcessId {
     })
 }
 
+fn start_store(host: HostId, number: u8) -> ProcessId {
+    kernel::start_process(host, &format!("store{number}"), move || {
+        control_node::run(["kvasir", "store", "--config", &format!("store{number}.toml")]);
+        report::fail(&format!("store{number} has ended by itself"));
+    })
+}
+
+fn run_worker(number: usize, role: Role) {
+    let role = match role {
+        Role::Both => "both",
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+    };
+    control_node::run(["kvasir", "worker", "--role", role, "--config", &format!("worker{number}.toml")]);
+}
+
+fn write_store_config(host: HostId, number: u8) -> Result<()> {
+    let address = kernel::host_address(host);
+    let config = format!(
+        "[store]\nname = \"store{number}\"\npool = \"2 MiB\"\nslot = \"8 KiB\"\nlisten = \"{address}:{STORE_PORT}\"\n\
+         http = \"{address}:{STORE_HTTP_PORT}\"\nlease = \"5s\"\nresp = []\n\
+         [transfer]\ntransport = \"tcp\"\nhuge_pages = false\nzero_copy_from = \"0 B\"\n"
+    );
+    std::fs::write(format!("store{number}.toml"), config).context("the store's configuration")
+}
+
+fn write_worker_config(host: HostId, number: usize, plan: &EnginePlan, tiers: Tiers, stores: &[HostId]) -> Result<()> {
+    let address = kernel::host_address(host);
+    let [events, replay, transfer] = WORKER_PORTS;
+    let nodes: Vec<String> = stores
+        .iter()
+        .enumerate()
+        .map(|(number, host)| format!("\"store{number}=tcp:{}:{STORE_PORT}\"", kernel::host_address(*host)))
+        .collect();
+    let nodes = if tiers.host_kib == 0 { String::new() } else { nodes.join(", ") };
+    let disk = if tiers.host_kib == 0 { 0 } else { tiers.disk_kib };
+    let context = model::CONTEXT.min((plan.blocks - 2) * 16);
+    let config = format!(
+        "[engine]\nmodel_name = \"tiny\"\nmodel_folder = \"{MODEL}\"\nthreads = 1\nblocks = {}\n\
+         context_tokens = {context}\n\
+         [worker]\nlisten = \"{address}:{ENGINE_PORT}\"\nevents = \"{address}:{events}\"\nreplay = \"{address}:{replay}\"\n\
+         [transfer]\ntransport = \"tcp\"\nlisten = \"{address}:{transfer}\"\nhuge_pages = false\n\
+         zero_copy_from = \"0 B\"\ndeadline = \"5s\"\nlease = \"8s\"\n\
+         [host_tier]\ncapacity = \"{} KiB\"\n\
+         [disk_tier]\ncapacity = \"{disk} KiB\"\nsegment = \"1 MiB\"\npath = \"disk{number}\"\n\
+         [remote_tier]\nnodes = [{nodes}]\n",
+        plan.blocks, tiers.host_kib
+    );
+    std::fs::write(format!("worker{number}.toml"), config).context("the worker's configuration")
+}
+
 fn start_engine(
     host: HostId,
     number: usize,
@@ -310,6 +401,10 @@ fn start_engine(
 ) -> ProcessId {
     let plan = plan.clone();
     kernel::start_process(host, &format!("engine{number}"), move || {
+        if plan.make == Make::Worker {
+            run_worker(number, plan.role);
+            report::fail(&format!("worker {number} has ended by itself"));
+        }
         let ended = run_engine(host, number, &plan, &place);
         report::fail(&format!("engine{number} has ended: {ended:?}"));
     })
@@ -317,7 +412,7 @@ fn start_engine(
 
 fn run_engine(host: HostId, number: usize, plan: &EnginePlan, place: &Mutex<Option<Arc<Mock>>>) -> Result<()> {
     let config = MockConfig {
-        dialect: if plan.sglang { Dialect::Sglang } else { Dialect::Vllm },
+        dialect: if plan.make == Make::Sglang { Dialect::Sglang } else { Dialect::Vllm },
         blocks: plan.blocks,
         context_tokens: (plan.blocks - 1) * 16,
         decode_seconds_per_step: plan.step_us as f64 / 1e6,

@@ -11,7 +11,7 @@ use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tools_mocker::Fault;
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Exchange};
 use crate::client::{self, Manner, Outcome, ask};
 use crate::cluster::{Cluster, faults_of};
 use crate::kernel::{self, HostId, KernelConfig, LinkFaults, report};
@@ -38,7 +38,7 @@ pub(crate) struct Summary {
 /// The world that a plan is carried out in.
 struct Life {
     cluster: Cluster,
-    catalog: Rc<Catalog>,
+    catalog: Rc<Vec<Vec<Exchange>>>,
     ends: BTreeMap<String, u64>,
     asked: JoinSet<(String, Outcome)>,
     tells: bool,
@@ -67,7 +67,7 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<BTreeMap<Str
         let cluster = Cluster::start(plan, client)?;
         let mut life = Life {
             cluster,
-            catalog: Rc::new(catalog.clone()),
+            catalog: Rc::new(if plan.is_reference() { catalog.workers.clone() } else { catalog.mocks.clone() }),
             ends: BTreeMap::new(),
             asked: JoinSet::new(),
             tells,
@@ -242,7 +242,25 @@ impl Life {
     async fn left_over(&self) -> Vec<String> {
         let mut left = Vec::new();
         let mut held = BTreeMap::new();
+        if self.cluster.is_reference() {
+            self.workers_left_over(&mut left, &mut held).await;
+            for number in 0..self.cluster.stores() {
+                let metrics = client::get(self.cluster.store_address(number), "/metrics").await;
+                let Some(metrics) = metrics else {
+                    left.push(format!("store {number} does not tell its metrics"));
+                    continue;
+                };
+                for level in STORE_LEVELS {
+                    if level_of(&metrics, level) != Some(0) {
+                        left.push(format!("store {number}: {level} {:?}", level_of(&metrics, level)));
+                    }
+                }
+            }
+        }
         for number in 0..self.cluster.engines() {
+            if self.cluster.is_reference() {
+                break;
+            }
             let Some(mock) = self.cluster.mock(number) else {
                 left.push(format!("engine {number} does not run"));
                 continue;
@@ -265,6 +283,29 @@ impl Life {
             self.compare(gateway, &status, &held, &mut left);
         }
         left
+    }
+
+    async fn workers_left_over(&self, left: &mut Vec<String>, held: &mut BTreeMap<String, (usize, u64)>) {
+        for number in 0..self.cluster.engines() {
+            let Some(metrics) = client::get(self.cluster.engine_address(number), "/metrics").await else {
+                left.push(format!("worker {number} does not tell its metrics"));
+                continue;
+            };
+            for level in WORKER_LEVELS {
+                match level_of(&metrics, level) {
+                    Some(0) => {}
+                    // Without tiers there is no such level.
+                    None if level.starts_with("kvasir_host_") => {}
+                    other => left.push(format!("worker {number}: {level} {other:?}")),
+                }
+            }
+            let [used, evictable, cached] = ["used", "evictable", "cached"]
+                .map(|name| level_of(&metrics, &format!("kvasir_engine_kv_slots_{name}")).unwrap_or(u64::MAX));
+            if used != evictable {
+                left.push(format!("worker {number}: {used} slots are used, of which {evictable} can be evicted"));
+            }
+            held.insert(self.cluster.engine_name(number), (number, cached));
+        }
     }
 
     fn compare(&self, gateway: u8, status: &Value, held: &BTreeMap<String, (usize, u64)>, left: &mut Vec<String>) {
@@ -332,6 +373,26 @@ impl Life {
         ensure!(plan.has_faults() || spoilt.is_empty(), "without any fault: {:?}", self.ends);
         Ok(())
     }
+}
+
+/// What workers and stores count that is 0 at rest.
+const WORKER_LEVELS: [&str; 6] = [
+    "kvasir_engine_requests_running",
+    "kvasir_engine_requests_waiting",
+    "kvasir_engine_requests_fetching",
+    "kvasir_transfer_open",
+    "kvasir_transfer_quarantined_slots",
+    "kvasir_host_leased_slots",
+];
+const STORE_LEVELS: [&str; 0] = [];
+
+/// A level in a text of metrics.
+fn level_of(metrics: &str, name: &str) -> Option<u64> {
+    let value = metrics.lines().find_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        (rest.starts_with(' ') || rest.starts_with('{')).then(|| rest.rsplit(' ').next())?
+    });
+    value?.parse::<f64>().ok().map(|value| value as u64)
 }
 
 enum Action {

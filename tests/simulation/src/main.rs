@@ -5,6 +5,7 @@ mod client;
 mod cluster;
 mod kernel;
 mod life;
+mod model;
 mod plan;
 mod runner;
 
@@ -39,6 +40,9 @@ struct Arguments {
     /// With `--seed`: prints what nodes log at this level.
     #[arg(long)]
     log: Option<tracing::Level>,
+    /// Prints the reference's answers.
+    #[arg(long)]
+    catalog: bool,
     /// Goes on after a failure.
     #[arg(long)]
     keep_going: bool,
@@ -57,6 +61,12 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<bool> {
     let runner = Runner::new()?;
+    if arguments.catalog {
+        for exchange in runner.catalog().mocks.iter().chain(&runner.catalog().workers).flatten() {
+            println!("{} + {}: {:?} {}", exchange.prompt_tokens, exchange.completion_tokens, exchange.answer, exchange.finish_reason);
+        }
+        return Ok(true);
+    }
     if let Some(seed) = arguments.seed {
         let plan = Plan::draw(seed);
         let watching = Watching { prints_trace: arguments.trace, tells: !arguments.trace, log: arguments.log };

@@ -14,13 +14,15 @@ pub(crate) struct Plan {
     /// Gateways tell each other what they have sent where.
     pub(crate) peers: bool,
     pub(crate) link: Link,
+    /// Of workers; mock engines have none.
+    pub(crate) tiers: Tiers,
     pub(crate) steps: Vec<Step>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EnginePlan {
-    /// Speaks as SGLang does, else as vLLM does.
-    pub(crate) sglang: bool,
+    pub(crate) make: Make,
+    pub(crate) role: Role,
     /// KV blocks.
     pub(crate) blocks: usize,
     /// Microseconds of a step, and of a prompt token.
@@ -28,6 +30,37 @@ pub(crate) struct EnginePlan {
     pub(crate) token_us: u64,
     /// Publishes KV events.
     pub(crate) events: bool,
+}
+
+/// Whose engine it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Make {
+    /// A mock with vLLM's surface.
+    Vllm,
+    /// A mock with SGLang's.
+    Sglang,
+    /// Kvasir's worker with the reference engine, its data plane and tiers.
+    Worker,
+}
+
+/// Which phases it takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    Both,
+    Prefill,
+    Decode,
+}
+
+/// Where workers keep blocks beside their pools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tiers {
+    /// KiB of host memory and of disk of each worker; 0 is none.
+    pub(crate) host_kib: usize,
+    pub(crate) disk_kib: usize,
+    /// Stores that workers share.
+    pub(crate) stores: u8,
 }
 
 /// What a link does to bytes.
@@ -55,6 +88,7 @@ pub(crate) enum Node {
     Client,
     Gateway(u8),
     Engine(u8),
+    Store(u8),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -99,25 +133,59 @@ fn link(random: &mut Random) -> Link {
     }
 }
 
+fn draw_mocks(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
+    let count = random.between(1, 4);
+    let all_events = !random.one_in(4);
+    let engine = |_| EnginePlan {
+        make: if random.one_in(4) { Make::Sglang } else { Make::Vllm },
+        role: Role::Both,
+        blocks: *random.pick(&[160, 400, 4096]),
+        step_us: *random.pick(&[0, 2_000, 10_000, 30_000]),
+        token_us: *random.pick(&[0, 20, 200]),
+        events: all_events || !random.one_in(3),
+    };
+    ((0..count).map(engine).collect(), Tiers { host_kib: 0, disk_kib: 0, stores: 0 })
+}
+
+fn draw_workers(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
+    let roles: &[Role] = match random.below(4) {
+        0 => &[Role::Both, Role::Both],
+        1 => &[Role::Prefill, Role::Decode],
+        2 => &[Role::Prefill, Role::Decode, Role::Decode],
+        _ => &[Role::Prefill, Role::Prefill, Role::Decode],
+    };
+    let blocks = *random.pick(&[64, 160, 1024]);
+    let engine = |role: &Role| EnginePlan {
+        make: Make::Worker,
+        role: *role,
+        blocks,
+        step_us: 0,
+        token_us: 0,
+        events: true,
+    };
+    let tiers = Tiers {
+        host_kib: *random.pick(&[0, 256, 2048]),
+        disk_kib: *random.pick(&[0, 2048, 8192]),
+        stores: *random.pick(&[0, 0, 1, 2]),
+    };
+    (roles.iter().map(engine).collect(), tiers)
+}
+
 impl Plan {
+    /// Whether the engines are workers with the reference engine.
+    pub(crate) fn is_reference(&self) -> bool {
+        self.engines.iter().any(|engine| engine.make == Make::Worker)
+    }
+
     /// The plan of a seed.
     pub(crate) fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x706c_616e);
         let gateways = *random.pick(&[1, 1, 2]);
-        let count = random.between(1, 4) as usize;
-        let all_events = !random.one_in(4);
-        let engines: Vec<EnginePlan> = (0..count)
-            .map(|_| EnginePlan {
-                sglang: random.one_in(4),
-                blocks: *random.pick(&[160, 400, 4096]),
-                step_us: *random.pick(&[0, 2_000, 10_000, 30_000]),
-                token_us: *random.pick(&[0, 20, 200]),
-                events: all_events || !random.one_in(3),
-            })
-            .collect();
-        let link = if random.one_in(3) { link(&mut random) } else { Link { delay_us: 50, lose_one_in: 0, rate: 0, split_one_in: 0 } };
-        let mut plan =
-            Self { seed, gateways, engines, peers: gateways > 1 && !random.one_in(3), link, steps: Vec::new() };
+        let (engines, tiers) = if random.one_in(3) { draw_workers(&mut random) } else { draw_mocks(&mut random) };
+        let quiet = Link { delay_us: 50, lose_one_in: 0, rate: 0, split_one_in: 0 };
+        let link = if random.one_in(3) { link(&mut random) } else { quiet };
+        let peers = gateways > 1 && !random.one_in(3);
+        let mut plan = Self { seed, gateways, engines, peers, link, tiers, steps: Vec::new() };
         let lasts = *random.pick(&[4_000, 15_000, 60_000]);
         plan.draw_questions(&mut random, lasts);
         // One run in eight has no faults: everything must succeed then.
@@ -152,10 +220,12 @@ impl Plan {
     }
 
     fn node(&self, random: &mut Random) -> Node {
-        let count = u64::from(self.gateways) + self.engines.len() as u64;
-        match random.below(count) as u8 {
+        let engines = self.engines.len() as u8;
+        let count = self.gateways + engines + self.tiers.stores;
+        match random.below(u64::from(count)) as u8 {
             number if number < self.gateways => Node::Gateway(number),
-            number => Node::Engine(number - self.gateways),
+            number if number < self.gateways + engines => Node::Engine(number - self.gateways),
+            number => Node::Store(number - self.gateways - engines),
         }
     }
 
@@ -164,13 +234,23 @@ impl Plan {
         match random.below(4) {
             0 => (Node::Client, gateway),
             1 if self.gateways == 2 => (Node::Gateway(0), Node::Gateway(1)),
+            1 | 2 if self.is_reference() => {
+                let engine = random.below(self.engines.len() as u64) as u8;
+                match self.tiers.stores {
+                    stores if stores > 0 && random.one_in(2) => {
+                        (Node::Engine(engine), Node::Store(random.below(u64::from(stores)) as u8))
+                    }
+                    _ => (Node::Engine(engine), Node::Engine((engine + 1) % self.engines.len() as u8)),
+                }
+            }
             _ => (gateway, Node::Engine(random.below(self.engines.len() as u64) as u8)),
         }
     }
 
     fn draw_faults(&mut self, random: &mut Random, lasts: u64) {
         // Swarm testing (Groce et al., ISSTA 2012): each run has some kinds of faults and lacks others.
-        let kinds: Vec<u64> = (0..7).filter(|_| random.one_in(3)).collect();
+        let kinds = (0..7).filter(|kind| random.one_in(3) && !(*kind == 5 && self.is_reference()));
+        let kinds: Vec<u64> = kinds.collect();
         if kinds.is_empty() {
             return;
         }

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use crate::catalog::{self, Catalog, MODEL};
 use crate::kernel::report;
 use crate::life::{self, Summary};
+use crate::model;
 use crate::plan::Plan;
 
 /// Real time after which a run hangs: a thread that never gives its turn away.
@@ -76,6 +77,11 @@ impl Drop for Runner {
 }
 
 impl Runner {
+    /// The reference's answers.
+    pub(crate) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
     /// Makes the folder, in memory if there is such a place, and asks the reference.
     pub(crate) fn new() -> Result<Self> {
         let memory = Path::new("/dev/shm");
@@ -83,7 +89,7 @@ impl Runner {
         let folder = parent.join(format!("kvasir-simulation-{}", std::process::id()));
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let mut runner = Self { folder, catalog: Catalog::default() };
-        catalog::write_model(&runner.folder.join(MODEL))?;
+        model::write(&runner.folder.join(MODEL))?;
         runner.catalog = build_catalog(&runner.folder)?;
         Ok(runner)
     }

@@ -19,6 +19,7 @@ mod objects;
 pub(crate) mod random;
 mod real;
 pub(crate) mod report;
+mod rings;
 mod threads;
 mod trace;
 
@@ -66,6 +67,8 @@ enum Due {
     Connect(ObjectId),
     /// A connection has had no sign of its peer for too long.
     GiveUp(ObjectId),
+    /// An operation of a ring on a file is over.
+    Completion(ObjectId, u64, i32),
 }
 
 #[derive(Debug)]
@@ -201,6 +204,7 @@ impl Kernel {
             Due::Timer(object, setting) => self.fire_timer(object, setting),
             Due::Connect(object) => self.reach(object),
             Due::GiveUp(object) => self.give_up(object),
+            Due::Completion(ring, user_data, result) => self.complete(ring, user_data, result),
         }
     }
 

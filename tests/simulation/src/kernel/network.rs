@@ -200,6 +200,17 @@ impl End {
         }
     }
 
+    /// Is over from now on; returns the other end, if it is there.
+    pub(super) fn abort(&mut self) -> Option<ObjectId> {
+        self.is_reset = true;
+        self.inbox.clear();
+        self.peer.take()
+    }
+
+    pub(super) fn peer_host(&self) -> HostId {
+        self.peer_host
+    }
+
     fn room(&self) -> usize {
         WINDOW.saturating_sub(self.flight_bytes + self.inbox.len())
     }
@@ -701,6 +712,15 @@ impl Kernel {
             self.schedule(now + limit, Due::GiveUp(id));
         }
         Ok(count)
+    }
+
+    /// Sends a reset to an end, which has no other end any more.
+    pub(super) fn send_reset(&mut self, to: ObjectId, now: Nanos, host: HostId, peer_host: HostId) {
+        let at = now + self.draw_delay(host, peer_host);
+        if let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(to) {
+            end.peer = None;
+        }
+        self.send_packet(to, at, Packet::Reset);
     }
 
     /// Puts a packet on its way to an end; none overtakes another.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 
 use super::network::{Socket, SocketState};
+use super::rings::Ring;
 use super::threads::{ProcessId, ThreadId};
 use super::{Due, Kernel, Nanos, real, report};
 
@@ -19,6 +20,8 @@ pub(super) struct Object {
     pub(super) waiters: Vec<ThreadId>,
     /// Epoll instances that watch it, and by which descriptor.
     watchers: Vec<(ObjectId, c_int)>,
+    /// Rings with an operation that waits for it.
+    pub(super) rings: Vec<ObjectId>,
 }
 
 #[derive(Debug)]
@@ -27,6 +30,7 @@ pub(super) enum Kind {
     Timer { interval: Nanos, expirations: u64, setting: u64 },
     Epoll(Epoll),
     Socket(Box<Socket>),
+    Ring(Box<Ring>),
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +59,14 @@ impl Kernel {
         let id = ObjectId(self.next_object);
         self.objects.insert(
             id,
-            Object { kind, references: 0, is_nonblocking, waiters: Vec::new(), watchers: Vec::new() },
+            Object {
+                kind,
+                references: 0,
+                is_nonblocking,
+                waiters: Vec::new(),
+                watchers: Vec::new(),
+                rings: Vec::new(),
+            },
         );
         id
     }
@@ -68,13 +79,23 @@ impl Kernel {
         if descriptor < 0 {
             report::fail("the system has no more descriptors");
         }
+        self.adopt_descriptor(descriptor, object);
+        descriptor
+    }
+
+    /// Has a descriptor of the real system stand for an object.
+    pub(super) fn adopt_descriptor(&mut self, descriptor: c_int, object: ObjectId) {
         let owner = self.process();
         self.descriptors.insert(descriptor, (object, owner));
         self.files.remove(&descriptor);
+        self.refer(object);
+    }
+
+    /// Something more refers to an object.
+    pub(super) fn refer(&mut self, object: ObjectId) {
         if let Some(object) = self.objects.get_mut(&object) {
             object.references += 1;
         }
-        descriptor
     }
 
     pub(super) fn open(&mut self, kind: Kind, is_nonblocking: bool) -> c_int {
@@ -109,6 +130,7 @@ impl Kernel {
                 self.wake(thread);
             }
         }
+        self.advance_rings(id);
     }
 
     /// What an object is ready for.
@@ -132,6 +154,7 @@ impl Kernel {
                 if epoll.pending.iter().any(ready) { IN } else { 0 }
             }
             Some(Kind::Socket(socket)) => self.socket_readiness(socket),
+            Some(Kind::Ring(ring)) => Self::ring_readiness(ring),
         }
     }
 
@@ -250,7 +273,7 @@ impl Kernel {
         true
     }
 
-    fn release(&mut self, id: ObjectId, silently: bool) {
+    pub(super) fn release(&mut self, id: ObjectId, silently: bool) {
         let Some(object) = self.objects.get_mut(&id) else { return };
         object.references -= 1;
         if object.references > 0 {
@@ -263,6 +286,7 @@ impl Kernel {
             }
         }
         self.hang_up(id, silently);
+        self.close_ring(id);
         self.objects.remove(&id);
     }
 

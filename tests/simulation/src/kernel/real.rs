@@ -65,6 +65,8 @@ functions! {
     OPEN64 c"open64": (*const c_char, c_int, libc::mode_t) -> c_int;
     POLL c"poll": (*mut libc::pollfd, libc::nfds_t, c_int) -> c_int;
     PPOLL c"ppoll": (*mut libc::pollfd, libc::nfds_t, *const libc::timespec, *const libc::sigset_t) -> c_int;
+    PREAD64 c"pread64": (c_int, *mut c_void, usize, i64) -> isize;
+    PWRITE64 c"pwrite64": (c_int, *const c_void, usize, i64) -> isize;
     PTHREAD_CREATE c"pthread_create": (*mut libc::pthread_t, *const libc::pthread_attr_t, StartRoutine, *mut c_void) -> c_int;
     PTHREAD_JOIN c"pthread_join": (libc::pthread_t, *mut *mut c_void) -> c_int;
     READ c"read": (c_int, *mut c_void, usize) -> isize;

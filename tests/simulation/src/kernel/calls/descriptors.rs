@@ -409,6 +409,10 @@ unsafe extern "C" fn read(descriptor: c_int, room: *mut c_void, bytes: usize) ->
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write(descriptor: c_int, content: *const c_void, bytes: usize) -> isize {
     let Some(id) = object(descriptor) else {
+        if descriptor == 1 && current().is_some() {
+            // What programs print for people.
+            return bytes as isize;
+        }
         // SAFETY: the caller's own arguments.
         return unsafe { real::WRITE.get()(descriptor, content, bytes) };
     };

@@ -153,6 +153,11 @@ unsafe extern "C" fn connect(
         // SAFETY: the caller's own arguments.
         return unsafe { real::CONNECT.get()(descriptor, address, length) };
     };
+    // SAFETY: the caller gives an address.
+    if unsafe { given(address) }.is_some_and(|address| c_int::from(address.sa_family) == libc::AF_UNSPEC) {
+        with(|kernel| kernel.abort(id));
+        return 0;
+    }
     // SAFETY: the caller gives an address of this length.
     let Some(address) = (unsafe { address_of(address, length) }) else { return fail(libc::EAFNOSUPPORT) };
     let is_inet = matches!(address, Address::Inet(..));

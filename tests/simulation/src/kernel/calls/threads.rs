@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::super::threads::{self, Woken, current, preemption_point, switch, yield_now};
 use super::super::{real, report, with};
-use super::{fail, given, nanos};
+use super::{fail, given, nanos, rings};
 
 /// Processors that each host has.
 const PROCESSORS: usize = 2;
@@ -122,8 +122,9 @@ unsafe extern "C" fn syscall(
                 return b as c_long;
             }
             libc::SYS_gettid => return with(|kernel| 100_000 + c_long::from(kernel.current.0)),
-            // Rings are not simulated: programs fall back to what they do without.
-            libc::SYS_io_uring_setup => return c_long::from(fail(libc::ENOSYS)),
+            libc::SYS_io_uring_setup => return rings::setup(a as u32, b),
+            libc::SYS_io_uring_enter => return rings::enter(a as c_int, b as u32, c as u32, d as u32, e),
+            libc::SYS_io_uring_register => return rings::register(a as c_int, b as u32, c, d as u32),
             _ => {}
         }
     }
