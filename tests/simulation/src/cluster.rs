@@ -131,7 +131,7 @@ impl Cluster {
         let config = format!(
             "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"tiny\"\n\
              model_folder = \"{MODEL}\"\n\
-             health_interval = \"500ms\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
+             health_interval = \"1s\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
              worker_wait = \"5s\"\nwrite_timeout = \"10s\"\npeers = [{}]\n\
              [router]\ndisaggregate_above_tokens = 40\n\
              [discovery]\nfile = \"gateway{number}.workers.toml\"\n",

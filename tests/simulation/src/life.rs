@@ -33,7 +33,27 @@ pub(crate) struct Summary {
     pub(crate) simulated_nanos: u64,
     /// How exchanges ended.
     pub(crate) ends: BTreeMap<String, u64>,
+    /// How often parts of the system did what they are for, by their own counters at the end.
+    pub(crate) worked: BTreeMap<String, u64>,
 }
+
+/// Counters of workers by which a reader sees what runs have reached.
+const WORKED: [&str; 14] = [
+    "kvasir_transfer_completed_total",
+    "kvasir_transfer_incomplete_total",
+    "kvasir_transfer_cancelled_total",
+    "kvasir_transfer_peers_lost_total",
+    "kvasir_transfer_leases_expired_total",
+    "kvasir_engine_preemptions_total",
+    "kvasir_engine_requests_cancelled_total",
+    "kvasir_host_offloaded_blocks_total",
+    "kvasir_host_onboarded_blocks_total",
+    "kvasir_host_disk_read_blocks_total",
+    "kvasir_host_disk_written_blocks_total",
+    "kvasir_host_far_read_blocks_total",
+    "kvasir_host_far_written_blocks_total",
+    "kvasir_disk_log_recovered_blocks_total",
+];
 
 /// The world that a plan is carried out in.
 struct Life {
@@ -49,9 +69,9 @@ pub(crate) fn live(plan: &Plan, catalog: &Catalog, prints_trace: bool, tells: bo
     std::panic::set_hook(Box::new(|panic| report::fail(&panic.to_string())));
     kernel::begin(&KernelConfig { seed: plan.seed, prints_trace });
     match carry_out(plan, catalog, tells) {
-        Ok(ends) => {
+        Ok((ends, worked)) => {
             let (hash, steps, turns) = kernel::trace();
-            let summary = Summary { hash, steps, turns, simulated_nanos: kernel::now(), ends };
+            let summary = Summary { hash, steps, turns, simulated_nanos: kernel::now(), ends, worked };
             report::send(&json!({ "passed": summary }).to_string());
             report::end(0)
         }
@@ -59,7 +79,10 @@ pub(crate) fn live(plan: &Plan, catalog: &Catalog, prints_trace: bool, tells: bo
     }
 }
 
-fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<BTreeMap<String, u64>> {
+/// Counts by name.
+type Counts = BTreeMap<String, u64>;
+
+fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Counts)> {
     // The first runtime of the process makes what all have in common, and lives longest.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = HostId::WORLD;
@@ -82,7 +105,8 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<BTreeMap<Str
         life.await_rest().await?;
         life.final_questions().await?;
         life.judge_ends(plan)?;
-        Ok(life.ends)
+        let worked = life.worked().await;
+        Ok((life.ends, worked))
     })
 }
 
@@ -354,6 +378,20 @@ impl Life {
             }
         }
         Ok(())
+    }
+
+    async fn worked(&self) -> Counts {
+        let mut worked = Counts::new();
+        if self.cluster.is_reference() {
+            for number in 0..self.cluster.engines() {
+                let metrics = client::get(self.cluster.engine_address(number), "/metrics").await;
+                for name in WORKED {
+                    let count = metrics.as_ref().and_then(|metrics| level_of(metrics, name)).unwrap_or(0);
+                    *worked.entry(name.to_owned()).or_default() += count;
+                }
+            }
+        }
+        worked
     }
 
     /// Without faults everything is answered.

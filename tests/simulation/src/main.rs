@@ -8,12 +8,14 @@ mod life;
 mod model;
 mod plan;
 mod runner;
+mod shrink;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Parser;
 
 use plan::Plan;
@@ -31,21 +33,39 @@ struct Arguments {
     /// One seed alone, told as a story.
     #[arg(long)]
     seed: Option<u64>,
+    /// One plan alone, told as a story: a file that a failure was written to.
+    #[arg(long, value_name = "FILE", conflicts_with = "seed")]
+    plan: Option<PathBuf>,
+    /// All plans of a folder: those that ever failed.
+    #[arg(long, value_name = "FOLDER")]
+    plans: Option<PathBuf>,
     /// Runs at a time (default: one for each processor).
     #[arg(long)]
     jobs: Option<usize>,
-    /// With `--seed`: prints each step of the kernel.
+    /// With one seed or plan: prints each step of the kernel.
     #[arg(long)]
     trace: bool,
-    /// With `--seed`: prints what nodes log at this level.
+    /// With one seed or plan: prints what nodes log at this level.
     #[arg(long)]
     log: Option<tracing::Level>,
     /// Prints the reference's answers.
     #[arg(long)]
     catalog: bool,
-    /// Goes on after a failure.
+    /// Goes on after a failure, and shrinks none.
     #[arg(long)]
     keep_going: bool,
+    /// Runs each seed twice, and fails where the traces differ.
+    #[arg(long)]
+    twice: bool,
+    /// Prints a hash over the traces of all seeds.
+    #[arg(long)]
+    hash: bool,
+    /// Fails when a part of the system did nothing in all these runs.
+    #[arg(long)]
+    reaches_all: bool,
+    /// Writes the first failing plan, shrunk, to this file.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -63,44 +83,148 @@ fn run(arguments: &Arguments) -> Result<bool> {
     let runner = Runner::new()?;
     if arguments.catalog {
         for exchange in runner.catalog().mocks.iter().chain(&runner.catalog().workers).flatten() {
-            println!("{} + {}: {:?} {}", exchange.prompt_tokens, exchange.completion_tokens, exchange.answer, exchange.finish_reason);
+            let (prompt, completion) = (exchange.prompt_tokens, exchange.completion_tokens);
+            println!("{prompt} + {completion}: {:?} {}", exchange.answer, exchange.finish_reason);
         }
         return Ok(true);
     }
-    if let Some(seed) = arguments.seed {
-        let plan = Plan::draw(seed);
+    if let Some(plan) = alone(arguments)? {
         let watching = Watching { prints_trace: arguments.trace, tells: !arguments.trace, log: arguments.log };
         let verdict = runner.run_one(&plan, watching)?;
         println!("{verdict:#?}");
         return Ok(matches!(verdict, Verdict::Passed(_)));
     }
-    let jobs = arguments.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let plans = (arguments.first..arguments.first + arguments.seeds).map(Plan::draw);
-    let (began, mut failed, mut passed) = (Instant::now(), Vec::new(), 0_u64);
-    let (mut simulated, mut ends) = (0, BTreeMap::<String, u64>::new());
-    runner.run_all(plans, jobs, |plan, verdict| {
+    match &arguments.plans {
+        Some(folder) => run_many(arguments, &runner, saved(folder)?.into_iter()),
+        None => run_many(arguments, &runner, (arguments.first..).take(arguments.seeds as usize).map(Plan::draw)),
+    }
+}
+
+/// The one plan that is wanted, if it is one.
+fn alone(arguments: &Arguments) -> Result<Option<Plan>> {
+    match (&arguments.plan, arguments.seed) {
+        (Some(file), _) => read(file).map(Some),
+        (None, Some(seed)) => Ok(Some(Plan::draw(seed))),
+        (None, None) => Ok(None),
+    }
+}
+
+fn read(file: &Path) -> Result<Plan> {
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    serde_json::from_str(&text).with_context(|| file.display().to_string())
+}
+
+fn saved(folder: &Path) -> Result<Vec<Plan>> {
+    let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    files.iter().map(|file| read(file)).collect()
+}
+
+/// What many runs were together.
+#[derive(Default)]
+struct Totals {
+    passed: u64,
+    simulated_nanos: u64,
+    turns: u64,
+    ends: BTreeMap<String, u64>,
+    worked: BTreeMap<String, u64>,
+    hash: u64,
+    failed: Vec<(Plan, String)>,
+}
+
+impl Totals {
+    fn take(&mut self, plan: &Plan, verdict: Verdict) {
         match verdict {
-            Verdict::Passed(summary) => {
-                passed += 1;
-                simulated += summary.simulated_nanos;
-                for (end, count) in summary.ends {
-                    *ends.entry(end).or_default() += count;
-                }
-            }
             Verdict::Failed(reason) => {
                 println!("seed {}: {reason}", plan.seed);
-                failed.push(plan.seed);
+                self.failed.push((plan.clone(), reason));
+            }
+            Verdict::Passed(summary) => {
+                self.passed += 1;
+                self.simulated_nanos += summary.simulated_nanos;
+                self.turns += summary.turns;
+                // The order in which runs end is none of the simulation's.
+                self.hash = self.hash.wrapping_add(summary.hash.wrapping_mul(plan.seed | 1));
+                for (sums, counts) in [(&mut self.ends, summary.ends), (&mut self.worked, summary.worked)] {
+                    for (name, count) in counts {
+                        *sums.entry(name).or_default() += count;
+                    }
+                }
             }
         }
-        Ok(arguments.keep_going || failed.is_empty())
+    }
+}
+
+fn run_many(arguments: &Arguments, runner: &Runner, plans: impl Iterator<Item = Plan>) -> Result<bool> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = arguments.jobs.unwrap_or(processors);
+    let (began, mut totals) = (Instant::now(), Totals::default());
+    let mut hashes = HashMap::new();
+    let twice = if arguments.twice { 2 } else { 1 };
+    let plans = plans.flat_map(|plan| std::iter::repeat_n(plan, twice));
+    runner.run_all(plans, jobs, |plan, verdict| {
+        if let Verdict::Passed(summary) = &verdict
+            && arguments.twice
+        {
+            let other = *hashes.entry(plan.seed).or_insert(summary.hash);
+            if other != summary.hash {
+                let reason = format!("two runs differ: their traces are {other:016x} and {:016x}", summary.hash);
+                totals.take(plan, Verdict::Failed(reason));
+                return Ok(arguments.keep_going);
+            }
+        }
+        totals.take(plan, verdict);
+        if (totals.passed + totals.failed.len() as u64).is_multiple_of(PROGRESS_EVERY) {
+            eprintln!("{} seeds after {:.0} s", totals.passed, began.elapsed().as_secs_f64());
+        }
+        Ok(arguments.keep_going || totals.failed.is_empty())
     })?;
-    let took = began.elapsed().as_secs_f64();
+    report_totals(arguments, &totals, began.elapsed().as_secs_f64(), jobs);
+    if let Some((plan, reason)) = totals.failed.first()
+        && !arguments.keep_going
+    {
+        tell_failure(arguments, runner, plan, reason)?;
+    }
+    let idle: Vec<&String> = totals.worked.iter().filter(|(_, count)| **count == 0).map(|(name, _)| name).collect();
+    if arguments.reaches_all && !idle.is_empty() {
+        println!("never reached: {idle:?}");
+        return Ok(false);
+    }
+    Ok(totals.failed.is_empty())
+}
+
+/// Runs between two words of progress.
+const PROGRESS_EVERY: u64 = 1000;
+
+fn report_totals(arguments: &Arguments, totals: &Totals, seconds: f64, jobs: usize) {
+    let hours = totals.simulated_nanos as f64 / 3.6e12;
     println!(
-        "{passed} seeds passed, {} failed; {:.2} simulated hours in {took:.1} s with {jobs} at a time: {:.2} hours a minute on \
-         each; exchanges {ends:?}",
-        failed.len(),
-        simulated as f64 / 3.6e12,
-        simulated as f64 / 3.6e12 / (took / 60.0) / jobs as f64,
+        "{} seeds passed, {} failed; {hours:.2} simulated hours and {} turns in {seconds:.1} s with {jobs} at a time: {:.2} hours a \
+         minute on one core",
+        totals.passed,
+        totals.failed.len(),
+        totals.turns,
+        hours / (seconds / 60.0) / jobs as f64,
     );
-    Ok(failed.is_empty())
+    println!("exchanges {:?}", totals.ends);
+    println!("worked {:?}", totals.worked);
+    if arguments.hash {
+        println!("hash of all traces {:016x}", totals.hash);
+    }
+}
+
+/// A failure, shrunk and told as a story.
+fn tell_failure(arguments: &Arguments, runner: &Runner, plan: &Plan, reason: &str) -> Result<()> {
+    println!("shrinking the {} steps of seed {}", plan.steps.len(), plan.seed);
+    let (plan, reason) = shrink::shrink(runner, plan, reason)?;
+    println!("{} steps are left, and it fails still: {reason}", plan.steps.len());
+    println!("{} gateways, {:?}, peers {}, {:?}, {:?}", plan.gateways, plan.engines, plan.peers, plan.link, plan.tiers);
+    runner.run_one(&plan, Watching { tells: true, ..Watching::default() })?;
+    if let Some(file) = &arguments.save {
+        std::fs::write(file, serde_json::to_string_pretty(&plan)?).with_context(|| file.display().to_string())?;
+        println!("written to {}: run it with --plan", file.display());
+    }
+    Ok(())
 }

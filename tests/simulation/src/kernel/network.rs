@@ -608,9 +608,11 @@ impl Kernel {
         let mut done = 0;
         for part in room {
             let take = part.len().min(count - done);
-            for (to, from) in part[..take].iter_mut().zip(end.inbox.iter().skip(done)) {
-                *to = *from;
-            }
+            let (first, second) = end.inbox.as_slices();
+            let from_first = first.len().saturating_sub(done).min(take);
+            part[..from_first].copy_from_slice(&first[done.min(first.len())..][..from_first]);
+            let begin = (done + from_first).saturating_sub(first.len());
+            part[from_first..take].copy_from_slice(&second[begin..][..take - from_first]);
             done += take;
         }
         if !peek {

@@ -1,0 +1,58 @@
+//! Cuts a failing plan down: as few steps as still fail, and as few nodes.
+
+use anyhow::Result;
+
+use crate::plan::{Plan, What};
+use crate::runner::{Runner, Verdict, Watching};
+
+/// What two failures have in common if they are of one kind: what is said before the first number.
+pub(crate) fn kind_of(reason: &str) -> &str {
+    let end = reason.find(|letter: char| letter.is_ascii_digit()).unwrap_or(reason.len());
+    &reason[..end]
+}
+
+/// The smallest plan found that fails in the way that this one does, and its reason. Delta debugging (Zeller and Hildebrandt,
+/// IEEE TSE 2002) over the steps.
+pub(crate) fn shrink(runner: &Runner, plan: &Plan, reason: &str) -> Result<(Plan, String)> {
+    let (mut best, mut best_reason) = (plan.clone(), reason.to_owned());
+    let mut tries = 0;
+    let mut fails = |candidate: &Plan| -> Result<Option<String>> {
+        tries += 1;
+        if tries > TRIES_MAX {
+            return Ok(None);
+        }
+        Ok(match runner.run_one(candidate, Watching::default())? {
+            Verdict::Failed(found) if kind_of(&found) == kind_of(reason) => Some(found),
+            _ => None,
+        })
+    };
+    let mut chunk = best.steps.len().div_ceil(2);
+    while chunk > 0 && !best.steps.is_empty() {
+        let mut begin = 0;
+        while begin < best.steps.len() {
+            let mut candidate = best.clone();
+            candidate.steps.drain(begin..(begin + chunk).min(best.steps.len()));
+            match fails(&candidate)? {
+                Some(found) => (best, best_reason) = (candidate, found),
+                None => begin += chunk,
+            }
+        }
+        chunk /= 2;
+    }
+    // Clients that behave, as far as it fails with them.
+    for index in 0..best.steps.len() {
+        let mut candidate = best.clone();
+        if let What::Ask { leaves_after, pause, .. } = &mut candidate.steps[index].what {
+            (*leaves_after, *pause) = (None, 0);
+        }
+        if candidate != best
+            && let Some(found) = fails(&candidate)?
+        {
+            (best, best_reason) = (candidate, found);
+        }
+    }
+    Ok((best, best_reason))
+}
+
+/// Runs that shrinking takes at most.
+const TRIES_MAX: usize = 150;
