@@ -333,8 +333,8 @@ impl Life {
     }
 
     fn compare(&self, gateway: u8, status: &Value, held: &BTreeMap<String, (usize, u64)>, left: &mut Vec<String>) {
-        // The question for the status is none of the API's.
-        for level in ["inside", "waiting"] {
+        // The question for the status is none of the requests.
+        for level in ["active", "waiting"] {
             if status[level].as_u64().is_some_and(|count| count > 0) {
                 left.push(format!("gateway {gateway}: {level} {}", status[level]));
             }

@@ -122,12 +122,10 @@ impl Kernel {
             self.wake(thread);
         }
         for (epoll, descriptor) in watchers {
-            let Some(object) = self.objects.get_mut(&epoll) else { continue };
-            let Kind::Epoll(state) = &mut object.kind else { continue };
-            state.pending.insert(descriptor);
-            // One of several that wait in one epoll instance would do; all look, one finds it.
-            for thread in object.waiters.clone() {
-                self.wake(thread);
+            if let Some(Object { kind: Kind::Epoll(state), .. }) = self.objects.get_mut(&epoll) {
+                state.pending.insert(descriptor);
+                // An epoll instance may itself be waited for by another one, by a ring, or in poll(2).
+                self.changed(epoll);
             }
         }
         self.advance_rings(id);

@@ -72,10 +72,12 @@ functions! {
     READ c"read": (c_int, *mut c_void, usize) -> isize;
     READV c"readv": (c_int, *const libc::iovec, c_int) -> isize;
     RECV c"recv": (c_int, *mut c_void, usize, c_int) -> isize;
+    RECVMSG c"recvmsg": (c_int, *mut libc::msghdr, c_int) -> isize;
     SCHED_GETAFFINITY c"sched_getaffinity": (libc::pid_t, usize, *mut libc::cpu_set_t) -> c_int;
     SCHED_SETAFFINITY c"sched_setaffinity": (libc::pid_t, usize, *const libc::cpu_set_t) -> c_int;
     SCHED_YIELD c"sched_yield": () -> c_int;
     SEND c"send": (c_int, *const c_void, usize, c_int) -> isize;
+    SENDMSG c"sendmsg": (c_int, *const libc::msghdr, c_int) -> isize;
     SETSOCKOPT c"setsockopt": (c_int, c_int, c_int, *const c_void, libc::socklen_t) -> c_int;
     SHUTDOWN c"shutdown": (c_int, c_int) -> c_int;
     SOCKET c"socket": (c_int, c_int, c_int) -> c_int;

@@ -21,7 +21,7 @@ fn opens() -> bool {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn eventfd(count: c_uint, flags: c_int) -> c_int {
+pub(super) unsafe extern "C" fn eventfd(count: c_uint, flags: c_int) -> c_int {
     if !opens() {
         // SAFETY: the caller's own arguments.
         return unsafe { real::EVENTFD.get()(count, flags) };
@@ -130,7 +130,7 @@ unsafe extern "C" fn epoll_wait(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn epoll_pwait2(
+pub(super) unsafe extern "C" fn epoll_pwait2(
     epoll: c_int,
     events: *mut libc::epoll_event,
     max: c_int,

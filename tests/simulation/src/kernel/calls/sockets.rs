@@ -427,3 +427,49 @@ unsafe extern "C" fn sendto(
     // SAFETY: the caller's own arguments; stream sockets have one peer.
     unsafe { send(descriptor, content, bytes, flags) }
 }
+
+/// # Safety
+/// The message describes memory that lives as long as the call.
+unsafe fn parts_of<'a>(message: &libc::msghdr) -> Vec<&'a mut [u8]> {
+    if message.msg_iovlen == 0 {
+        return Vec::new();
+    }
+    // SAFETY: as the caller warrants.
+    let parts = unsafe { std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) };
+    // SAFETY: as the caller warrants.
+    let memory = |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
+    parts.iter().filter(|part| part.iov_len > 0).map(memory).collect()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmsg(descriptor: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
+    let Some(id) = object(descriptor) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::RECVMSG.get()(descriptor, message, flags) };
+    };
+    // SAFETY: the caller gives a message.
+    let Some(message) = (unsafe { message.as_mut() }) else { return outcome(Err(libc::EFAULT)) };
+    // Neither addresses nor descriptors come along.
+    (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
+    // SAFETY: the caller gives so much room.
+    let mut room = unsafe { parts_of(message) };
+    receive(id, &mut room, flags)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(descriptor: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+    let Some(id) = object(descriptor) else {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::SENDMSG.get()(descriptor, message, flags) };
+    };
+    // SAFETY: the caller gives a message.
+    let Some(message) = (unsafe { given(message) }) else { return outcome(Err(libc::EFAULT)) };
+    if message.msg_controllen > 0 {
+        // Descriptors go through real sockets alone.
+        return outcome(Err(libc::EOPNOTSUPP));
+    }
+    // SAFETY: the caller gives so many bytes.
+    let contents = unsafe { parts_of(message) };
+    let parts: Vec<&[u8]> = contents.iter().map(|part| &**part).collect();
+    transmit(id, &parts, flags)
+}

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::super::threads::{self, Woken, current, preemption_point, switch, yield_now};
 use super::super::{real, report, with};
-use super::{fail, given, nanos, rings};
+use super::{descriptors, fail, given, nanos, rings};
 
 /// Processors that each host has.
 const PROCESSORS: usize = 2;
@@ -122,6 +122,14 @@ unsafe extern "C" fn syscall(
                 return b as c_long;
             }
             libc::SYS_gettid => return with(|kernel| 100_000 + c_long::from(kernel.current.0)),
+            // SAFETY: the caller's own arguments.
+            libc::SYS_eventfd2 => return c_long::from(unsafe { descriptors::eventfd(a as u32, b as c_int) }),
+            libc::SYS_epoll_pwait2 => {
+                let (events, timeout) = (b as *mut libc::epoll_event, d as *const libc::timespec);
+                // SAFETY: the caller's own arguments.
+                let found = unsafe { descriptors::epoll_pwait2(a as c_int, events, c as c_int, timeout, std::ptr::null()) };
+                return c_long::from(found);
+            }
             libc::SYS_io_uring_setup => return rings::setup(a as u32, b),
             libc::SYS_io_uring_enter => return rings::enter(a as c_int, b as u32, c as u32, d as u32, e),
             libc::SYS_io_uring_register => return rings::register(a as c_int, b as u32, c, d as u32),
