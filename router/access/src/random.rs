@@ -1,4 +1,4 @@
-//! Random numbers that must not be guessed, from the generator that makes keys.
+//! Random numbers that must not be guessed.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -9,15 +9,15 @@ use crate::error::Error;
 
 /// Random bytes of a secret.
 const SECRET_BYTES: usize = 32;
-/// Numbers that a thread draws at a time: the generator's start costs as much as twenty of them.
-const DRAWN: usize = 64;
+/// Numbers that a thread draws from the system at a time: as many as one call gives for certain (getrandom(2)).
+const DRAWN: usize = 32;
 
 thread_local! {
     /// Drawn and not yet given out. What is given out is taken from here.
     static NUMBERS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A number that nobody can guess. No allocation but a thread's first, and no system call but for the seed.
+/// A number that nobody can guess. No allocation but a thread's first, and one system call for [`DRAWN`] numbers.
 ///
 /// # Panics
 ///
@@ -29,7 +29,8 @@ pub fn random_number() -> u64 {
             return number;
         }
         let mut bytes = [0; 8 * DRAWN];
-        assert!(rand::fill(&mut bytes).is_ok(), "the system has no random bytes");
+        let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+        assert_eq!(filled, Ok(bytes.len()), "the system has no random bytes");
         let (words, _) = bytes.as_chunks::<8>();
         numbers.extend(words[1..].iter().map(|&word| u64::from_le_bytes(word)));
         u64::from_le_bytes(words[0])

@@ -62,6 +62,7 @@ functions! {
     LISTEN c"listen": (c_int, c_int) -> c_int;
     NANOSLEEP c"nanosleep": (*const libc::timespec, *mut libc::timespec) -> c_int;
     OPEN c"open": (*const c_char, c_int, libc::mode_t) -> c_int;
+    OPENAT c"openat": (c_int, *const c_char, c_int, libc::mode_t) -> c_int;
     OPEN64 c"open64": (*const c_char, c_int, libc::mode_t) -> c_int;
     POLL c"poll": (*mut libc::pollfd, libc::nfds_t, c_int) -> c_int;
     PPOLL c"ppoll": (*mut libc::pollfd, libc::nfds_t, *const libc::timespec, *const libc::sigset_t) -> c_int;

@@ -1,6 +1,6 @@
 //! Descriptors: eventfds, timers, epoll and poll, reading and writing, closing.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 
 use super::super::objects::{Epoll, Kind, ObjectId};
 use super::super::threads::{Woken, current, preemption_point, wait_for};
@@ -218,6 +218,15 @@ unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     unsafe { real::CLOSE.get()(descriptor) }
 }
 
+/// Whether a path tells of this process of the real system, which is other in each run.
+///
+/// # Safety
+/// The path ends with a zero byte.
+unsafe fn is_of_real_process(path: *const c_char) -> bool {
+    // SAFETY: as the caller warrants.
+    current().is_some() && unsafe { CStr::from_ptr(path) }.to_bytes().starts_with(b"/proc/")
+}
+
 fn opened(descriptor: c_int) -> c_int {
     if descriptor >= 0 && current().is_some() {
         with(|kernel| {
@@ -230,14 +239,28 @@ fn opened(descriptor: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller gives a path.
+    if unsafe { is_of_real_process(path) } {
+        return fail(libc::ENOENT);
+    }
     // SAFETY: the caller's own arguments.
     opened(unsafe { real::OPEN.get()(path, flags, mode) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller gives a path.
+    if unsafe { is_of_real_process(path) } {
+        return fail(libc::ENOENT);
+    }
     // SAFETY: the caller's own arguments.
     opened(unsafe { real::OPEN64.get()(path, flags, mode) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn openat(folder: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the caller's own arguments.
+    opened(unsafe { real::OPENAT.get()(folder, path, flags, mode) })
 }
 
 #[unsafe(no_mangle)]
