@@ -56,6 +56,7 @@ pub(crate) struct Cluster {
     stores: Vec<Member>,
     usual: LinkFaults,
     peers: bool,
+    requests_max: u32,
     is_reference: bool,
 }
 
@@ -80,6 +81,7 @@ impl Cluster {
             stores: Vec::new(),
             usual: faults_of(plan.link),
             peers: plan.peers,
+            requests_max: plan.requests_max,
             is_reference: plan.is_reference(),
         };
         let gateways: Vec<HostId> =
@@ -133,9 +135,11 @@ impl Cluster {
              model_folder = \"{MODEL}\"\n\
              health_interval = \"1s\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
              worker_wait = \"5s\"\nwrite_timeout = \"10s\"\npeers = [{}]\n\
+             requests_max = {}\n\
              [router]\ndisaggregate_above_tokens = 40\n\
              [discovery]\nfile = \"gateway{number}.workers.toml\"\n",
-            peers.join(", ")
+            peers.join(", "),
+            self.requests_max,
         );
         std::fs::write(format!("gateway{number}.toml"), config).context("the gateway's configuration")
     }

@@ -54,6 +54,9 @@ struct Arguments {
     /// Goes on after a failure, and shrinks none.
     #[arg(long)]
     keep_going: bool,
+    /// Stops at a failure without shrinking it.
+    #[arg(long)]
+    no_shrink: bool,
     /// Runs each seed twice, and fails where the traces differ.
     #[arg(long)]
     twice: bool,
@@ -183,7 +186,7 @@ fn run_many(arguments: &Arguments, runner: &Runner, plans: impl Iterator<Item = 
     })?;
     report_totals(arguments, &totals, began.elapsed().as_secs_f64(), jobs);
     if let Some((plan, reason)) = totals.failed.first()
-        && !arguments.keep_going
+        && !(arguments.keep_going || arguments.no_shrink)
     {
         tell_failure(arguments, runner, plan, reason)?;
     }

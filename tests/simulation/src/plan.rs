@@ -13,6 +13,8 @@ pub(crate) struct Plan {
     pub(crate) engines: Vec<EnginePlan>,
     /// Gateways tell each other what they have sent where.
     pub(crate) peers: bool,
+    /// Requests inside a gateway at a time.
+    pub(crate) requests_max: u32,
     pub(crate) link: Link,
     /// Of workers; mock engines have none.
     pub(crate) tiers: Tiers,
@@ -185,11 +187,14 @@ impl Plan {
         let quiet = Link { delay_us: 50, lose_one_in: 0, rate: 0, split_one_in: 0 };
         let link = if random.one_in(3) { link(&mut random) } else { quiet };
         let peers = gateways > 1 && !random.one_in(3);
-        let mut plan = Self { seed, gateways, engines, peers, link, tiers, steps: Vec::new() };
+        let requests_max = *random.pick(&[4096, 4096, 4]);
+        let mut plan = Self { seed, gateways, engines, peers, requests_max, link, tiers, steps: Vec::new() };
         let lasts = *random.pick(&[4_000, 15_000, 60_000]);
         plan.draw_questions(&mut random, lasts);
         // One run in eight has no faults: everything must succeed then.
-        if !random.one_in(8) {
+        if random.one_in(8) {
+            plan.requests_max = 4096;
+        } else {
             plan.draw_faults(&mut random, lasts);
         }
         plan.steps.sort_by_key(|step| step.at);

@@ -182,6 +182,8 @@ fn become_run(
         report::fail("the folder of the run is gone");
     }
     pin(place);
+    // SAFETY: this process has one thread.
+    unsafe { std::env::set_var("KVASIR_PEER_KEY", "gateways of one simulated cluster believe each other") };
     if let Some(level) = watching.log {
         tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(std::io::stderr).init();
     } else {

@@ -48,6 +48,8 @@ pub(crate) struct Scheduler {
     /// Waiting for blocks of the store's tiers, by sequence.
     fetching_store: HashMap<u64, Sequence>,
     running: Vec<Sequence>,
+    /// The last step could compute nothing, although requests run.
+    is_stalled: bool,
     evictable_counted: Instant,
 }
 
@@ -92,17 +94,18 @@ impl Scheduler {
             handing_over: HashMap::new(),
             fetching_store: HashMap::new(),
             running: Vec::new(),
+            is_stalled: false,
             evictable_counted: Instant::now(),
         }
     }
 
     pub(crate) fn has_work(&self) -> bool {
-        !self.running.is_empty()
+        !self.running.is_empty() && !self.is_stalled
     }
 
     /// Requests wait, but only something outside can let them run.
     pub(crate) fn is_blocked(&self) -> bool {
-        !self.waiting.is_empty()
+        self.is_stalled || !self.waiting.is_empty()
     }
 
     // --- messages ---
@@ -378,12 +381,11 @@ impl Scheduler {
         self.admit();
         let started = Instant::now();
         let scheduled = self.schedule();
+        // Every slot is held by others: transfers end on their own thread, and most say so.
+        self.is_stalled = scheduled.is_empty() && !self.running.is_empty();
         if !scheduled.is_empty() {
             self.compute(&scheduled);
             self.stats.step.observe(started.elapsed());
-        } else if !self.running.is_empty() {
-            // Every slot is held by others: transfers end on their own thread.
-            std::thread::yield_now();
         }
         self.finish_prefills();
         self.publish();
