@@ -67,7 +67,9 @@ def build(canaries, folder):
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_INCREMENTAL="0")
     environment.pop("RUSTC_WORKSPACE_WRAPPER", None)
     command = ["cargo", "build", "--quiet", "--locked", "--all-features", "-p", "tests-simulation"]
-    subprocess.run(command, cwd=tree, env=environment, check=True)
+    built = subprocess.run(command, cwd=tree, env=environment, stderr=subprocess.PIPE, text=True)
+    if built.returncode != 0:
+        sys.exit(built.stderr)
     return target / "debug" / "kvasir-simulation"
 
 

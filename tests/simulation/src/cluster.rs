@@ -10,7 +10,7 @@ use tools_mocker::{Dialect, Mock, MockConfig};
 
 use crate::catalog::{self, MODEL};
 use crate::model;
-use crate::kernel::{self, Cut, HostId, LinkFaults, MICROSECOND, MILLISECOND, ProcessId, report};
+use crate::kernel::{self, Cut, DiskFaults, HostId, LinkFaults, MICROSECOND, MILLISECOND, ProcessId, report};
 use crate::plan::{EnginePlan, Link, Make, Node, Plan, Role, Tiers};
 
 const GATEWAY_PORT: u16 = 8000;
@@ -294,6 +294,10 @@ impl Cluster {
         kernel::cut(self.host(a), self.host(b), if silently { Cut::Silently } else { Cut::Reset });
     }
 
+    pub(crate) fn set_disk(&self, node: Node, faults: DiskFaults) {
+        kernel::set_disk(self.host(node), faults);
+    }
+
     pub(crate) fn jump(&self, node: Node, millis: i64) {
         kernel::jump_clock(self.host(node), millis * MILLISECOND as i64);
     }
@@ -326,6 +330,7 @@ impl Cluster {
             for b in &nodes[index + 1..] {
                 self.set_link(*a, *b, self.usual);
             }
+            self.set_disk(*a, DiskFaults::default());
             self.freeze(*a, false);
             self.restart(*a);
         }

@@ -14,7 +14,7 @@ use tools_mocker::Fault;
 use crate::catalog::{Catalog, Exchange};
 use crate::client::{self, Manner, Outcome, ask};
 use crate::cluster::{Cluster, faults_of};
-use crate::kernel::{self, HostId, KernelConfig, LinkFaults, report};
+use crate::kernel::{self, DiskFaults, HostId, KernelConfig, LinkFaults, report};
 use crate::plan::{Node, Plan, What};
 
 /// A cluster without faults is ready within this.
@@ -198,6 +198,11 @@ impl Life {
                     mock.fault(fault)?;
                 }
             }
+            What::Disk { node, slow_ms, fail_one_in, rot_one_in, .. } => {
+                let slow = slow_ms * kernel::MILLISECOND;
+                let faults = DiskFaults { slow, fail_one_in: *fail_one_in, rot_one_in: *rot_one_in };
+                self.cluster.set_disk(*node, faults);
+            }
             What::Leave { engine, drains, .. } => self.cluster.list(*engine, false, *drains)?,
         }
         Ok(())
@@ -216,6 +221,7 @@ impl Life {
                     mock.heal();
                 }
             }
+            What::Disk { node, .. } => self.cluster.set_disk(*node, DiskFaults::default()),
             What::Leave { engine, .. } => self.cluster.list(*engine, true, false)?,
             What::Ask { .. } | What::Cut { .. } | What::Jump { .. } => {}
         }
@@ -319,7 +325,7 @@ impl Life {
                 match level_of(&metrics, level) {
                     Some(0) => {}
                     // Without tiers there is no such level.
-                    None if level.starts_with("kvasir_host_") => {}
+                    None if level.starts_with("kvasir_host_") || level.starts_with("kvasir_remote_") => {}
                     other => left.push(format!("worker {number}: {level} {other:?}")),
                 }
             }
@@ -414,15 +420,18 @@ impl Life {
 }
 
 /// What workers and stores count that is 0 at rest.
-const WORKER_LEVELS: [&str; 6] = [
+const WORKER_LEVELS: [&str; 8] = [
     "kvasir_engine_requests_running",
     "kvasir_engine_requests_waiting",
     "kvasir_engine_requests_fetching",
     "kvasir_transfer_open",
     "kvasir_transfer_quarantined_slots",
     "kvasir_host_leased_slots",
+    "kvasir_remote_operations",
+    "kvasir_remote_held_slots",
 ];
-const STORE_LEVELS: [&str; 0] = [];
+const STORE_LEVELS: [&str; 3] =
+    ["kvasir_pool_leases", "kvasir_pool_fenced_slots", "kvasir_pool_verifying_blocks"];
 
 /// A level in a text of metrics.
 fn level_of(metrics: &str, name: &str) -> Option<u64> {
@@ -446,6 +455,7 @@ fn lasts(what: &What) -> Option<u64> {
         | What::Partition { lasts, .. }
         | What::Degrade { lasts, .. }
         | What::Misbehave { lasts, .. }
+        | What::Disk { lasts, .. }
         | What::Leave { lasts, .. } => Some(*lasts),
         What::Ask { .. } | What::Cut { .. } | What::Jump { .. } => None,
     }

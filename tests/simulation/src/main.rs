@@ -66,6 +66,9 @@ struct Arguments {
     /// Fails when a part of the system did nothing in all these runs.
     #[arg(long)]
     reaches_all: bool,
+    /// Changes an answer of the reference: every run that asks for it must fail.
+    #[arg(long)]
+    plant_wrong_answer: bool,
     /// Writes the first failing plan, shrunk, to this file.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -83,7 +86,10 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<bool> {
-    let runner = Runner::new()?;
+    let mut runner = Runner::new()?;
+    if arguments.plant_wrong_answer {
+        runner.plant_wrong_answer();
+    }
     if arguments.catalog {
         for exchange in runner.catalog().mocks.iter().chain(&runner.catalog().workers).flatten() {
             let (prompt, completion) = (exchange.prompt_tokens, exchange.completion_tokens);
@@ -222,7 +228,7 @@ fn report_totals(arguments: &Arguments, totals: &Totals, seconds: f64, jobs: usi
 fn tell_failure(arguments: &Arguments, runner: &Runner, plan: &Plan, reason: &str) -> Result<()> {
     println!("shrinking the {} steps of seed {}", plan.steps.len(), plan.seed);
     let (plan, reason) = shrink::shrink(runner, plan, reason)?;
-    println!("{} steps are left, and it fails still: {reason}", plan.steps.len());
+    println!("shrunk to {} of them, and it fails still: {reason}", plan.steps.len());
     println!("{} gateways, {:?}, peers {}, {:?}, {:?}", plan.gateways, plan.engines, plan.peers, plan.link, plan.tiers);
     runner.run_one(&plan, Watching { tells: true, ..Watching::default() })?;
     if let Some(file) = &arguments.save {

@@ -111,6 +111,8 @@ pub(crate) enum What {
     Jump { node: Node, millis: i64 },
     /// An engine misbehaves for a time, in the mock engine's own words.
     Misbehave { engine: u8, kind: String, probability_percent: u8, millis: u64, tokens: usize, lasts: u64 },
+    /// The disk of an engine or a store misbehaves for a time.
+    Disk { node: Node, slow_ms: u64, fail_one_in: u64, rot_one_in: u64, lasts: u64 },
     /// An engine leaves the list of workers for a time.
     Leave { engine: u8, drains: bool, lasts: u64 },
 }
@@ -121,8 +123,8 @@ impl What {
     }
 }
 
-const MISBEHAVIOURS: [&str; 11] = [
-    "slow", "hang", "stall", "die_mid_stream", "refuse", "error", "overloaded", "corrupt", "drop_events", "slow_health",
+const MISBEHAVIOURS: [&str; 12] = [
+    "slow", "hang", "stall", "die_mid_stream", "refuse", "refuse", "error", "overloaded", "corrupt", "drop_events", "slow_health",
     "slow_metrics",
 ];
 
@@ -254,7 +256,7 @@ impl Plan {
 
     fn draw_faults(&mut self, random: &mut Random, lasts: u64) {
         // Swarm testing (Groce et al., ISSTA 2012): each run has some kinds of faults and lacks others.
-        let kinds = (0..7).filter(|kind| random.one_in(3) && !(*kind == 5 && self.is_reference()));
+        let kinds = (0..8).filter(|kind| random.one_in(3) && !(*kind == 5 && self.is_reference()) && (*kind != 7 || self.tiers.disk_kib > 0));
         let kinds: Vec<u64> = kinds.collect();
         if kinds.is_empty() {
             return;
@@ -283,6 +285,13 @@ impl Plan {
                     probability_percent: *random.pick(&[10, 50, 100]),
                     millis: *random.pick(&[5, 200, 3_000, 20_000]),
                     tokens: random.below(6) as usize,
+                    lasts: duration,
+                },
+                7 => What::Disk {
+                    node: Node::Engine(random.below(self.engines.len() as u64) as u8),
+                    slow_ms: *random.pick(&[0, 0, 5, 300, 5_000]),
+                    fail_one_in: *random.pick(&[0, 0, 20, 2]),
+                    rot_one_in: *random.pick(&[0, 10, 2, 1]),
                     lasts: duration,
                 },
                 _ => match random.below(3) {

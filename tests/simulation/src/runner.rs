@@ -82,6 +82,13 @@ impl Runner {
         &self.catalog
     }
 
+    /// Changes an answer of the reference, which no engine will give.
+    pub(crate) fn plant_wrong_answer(&mut self) {
+        for exchanges in [&mut self.catalog.mocks, &mut self.catalog.workers] {
+            exchanges[3][0].answer.insert_str(0, "not the reference's ");
+        }
+    }
+
     /// Makes the folder, in memory if there is such a place, and asks the reference.
     pub(crate) fn new() -> Result<Self> {
         let memory = Path::new("/dev/shm");

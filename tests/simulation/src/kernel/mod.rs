@@ -14,6 +14,7 @@
 //! Interleavings within lock-free code are not explored, since a turn ends in calls only: loom's models do that.
 
 pub(crate) mod calls;
+mod disks;
 mod network;
 mod objects;
 pub(crate) mod random;
@@ -28,6 +29,8 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::{Mutex, TryLockError};
 
+pub(crate) use disks::DiskFaults;
+use disks::Unsynced;
 pub(crate) use network::{Cut, HostId, LinkFaults, host_address};
 use network::{Host, Network};
 use objects::{Object, ObjectId};
@@ -125,6 +128,7 @@ struct Kernel {
     descriptors: BTreeMap<c_int, (ObjectId, ProcessId)>,
     /// Real files that a simulated process has open.
     files: BTreeMap<c_int, ProcessId>,
+    unsynced: Vec<Unsynced>,
     hosts: Vec<Host>,
     network: Network,
     trace: Trace,
@@ -164,6 +168,7 @@ pub(crate) fn begin(config: &KernelConfig) {
         next_object: 0,
         descriptors: BTreeMap::new(),
         files: BTreeMap::new(),
+        unsynced: Vec::new(),
         hosts: Vec::new(),
         network: Network::default(),
         trace: Trace::new(config.seed, config.prints_trace),
@@ -285,6 +290,11 @@ pub(crate) fn set_link(a: HostId, b: HostId, faults: LinkFaults) {
 /// Cuts connections between two hosts.
 pub(crate) fn cut(a: HostId, b: HostId, how: Cut) {
     with(|kernel| kernel.cut(a, b, how));
+}
+
+/// What a host's disks do from now on.
+pub(crate) fn set_disk(host: HostId, faults: DiskFaults) {
+    with(|kernel| kernel.hosts[host.index()].disk = faults);
 }
 
 /// The wall clock of a host jumps.

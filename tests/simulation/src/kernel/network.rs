@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_int;
 use std::net::Ipv4Addr;
 
+use super::disks::DiskFaults;
 use super::objects::{Kind, ObjectId};
 use super::threads::ProcessId;
 use super::{Due, Kernel, MICROSECOND, Nanos, SECOND};
@@ -54,6 +55,7 @@ pub(super) struct Host {
     pub(super) next_port: u16,
     /// Its power is gone: nothing answers, not even with a refusal.
     pub(super) is_dark: bool,
+    pub(super) disk: DiskFaults,
 }
 
 /// What happens to bytes between two hosts.
@@ -249,7 +251,13 @@ impl Socket {
 impl Kernel {
     pub(super) fn add_host(&mut self, name: &str) -> HostId {
         let id = HostId(self.hosts.len() as u16);
-        self.hosts.push(Host { name: name.to_owned(), clock_offset: 0, next_port: EPHEMERAL, is_dark: false });
+        self.hosts.push(Host {
+            name: name.to_owned(),
+            clock_offset: 0,
+            next_port: EPHEMERAL,
+            is_dark: false,
+            disk: DiskFaults::default(),
+        });
         id
     }
 

@@ -53,6 +53,8 @@ functions! {
     EPOLL_WAIT c"epoll_wait": (c_int, *mut libc::epoll_event, c_int, c_int) -> c_int;
     EVENTFD c"eventfd": (libc::c_uint, c_int) -> c_int;
     FCNTL c"fcntl": (c_int, c_int, usize) -> c_int;
+    FDATASYNC c"fdatasync": (c_int) -> c_int;
+    FSYNC c"fsync": (c_int) -> c_int;
     GETPEERNAME c"getpeername": (c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int;
     GETPID c"getpid": () -> libc::pid_t;
     GETRANDOM c"getrandom": (*mut c_void, usize, libc::c_uint) -> isize;

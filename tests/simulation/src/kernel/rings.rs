@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::network::{Socket, SocketState};
 use super::objects::{Kind, Object, ObjectId};
-use super::{Due, Kernel, MICROSECOND, Nanos, real};
+use super::{Due, Kernel};
 
 /// `IORING_OFF_SQES` of io_uring.h: where the entries are mapped from. The queues are at 0.
 const ENTRIES_AT: usize = 0x1000_0000;
@@ -473,35 +473,23 @@ impl Kernel {
 
     /// A read or write of a real file.
     fn move_file(&mut self, id: ObjectId, entry: &Entry) {
+        let (address, bytes, offset) = (entry.address, entry.length as usize, entry.offset as i64);
         let result = match entry.operation {
             READ | READ_FIXED => {
-                let function = real::PREAD64.get();
                 // SAFETY: the program gives room for so many bytes until the operation is over.
-                unsafe { function(entry.descriptor, entry.address as *mut _, entry.length as usize, entry.offset as i64) }
+                let room = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
+                self.read_file(entry.descriptor, room, offset)
             }
             WRITE | WRITE_FIXED => {
-                let function = real::PWRITE64.get();
                 // SAFETY: the program keeps so many bytes until the operation is over.
-                unsafe { function(entry.descriptor, entry.address as *const _, entry.length as usize, entry.offset as i64) }
+                let content = unsafe { std::slice::from_raw_parts(address as *const u8, bytes) };
+                self.write_file(entry.descriptor, content, offset)
             }
-            FSYNC => 0,
-            _ => {
-                self.complete(id, entry.user_data, -libc::EINVAL);
-                return;
-            }
-        };
-        let result = if result < 0 {
-            -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
-        } else {
-            result as i32
+            FSYNC => self.sync(entry.descriptor).map_or_else(|errno| -errno, |()| 0),
+            _ => return self.complete(id, entry.user_data, -libc::EINVAL),
         };
         let at = self.now + self.disk_delay();
         self.schedule(at, Due::Completion(id, entry.user_data, result));
-    }
-
-    /// How long an operation of a disk takes.
-    pub(super) fn disk_delay(&mut self) -> Nanos {
-        self.random.between(60 * MICROSECOND, 400 * MICROSECOND)
     }
 
     pub(super) fn register_event(&mut self, id: ObjectId, event: Option<ObjectId>) -> Result<(), c_int> {

@@ -195,6 +195,7 @@ impl Kernel {
         let threads = &self.threads;
         self.runnable.retain(|id| threads[id.index()].process != process);
         self.futexes.values_mut().for_each(|waiting| waiting.retain(|id| threads[id.index()].process != process));
+        self.lose_unsynced(process, silently);
         self.close_all(process, silently);
     }
 

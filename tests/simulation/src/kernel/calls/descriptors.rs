@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 
 use super::super::objects::{Epoll, Kind, ObjectId};
-use super::super::threads::{Woken, current, preemption_point, wait_for};
+use super::super::threads::{Woken, current, preemption_point, sleep_until, wait_for};
 use super::super::{MILLISECOND, Nanos, now, real, with};
 use super::{fail, given, nanos, outcome, sockets};
 
@@ -211,7 +211,9 @@ unsafe extern "C" fn close(descriptor: c_int) -> c_int {
         with(|kernel| {
             kernel.call();
             kernel.close(descriptor);
-            kernel.files.remove(&descriptor);
+            if kernel.files.remove(&descriptor).is_some() {
+                kernel.forget_unsynced(descriptor);
+            }
         });
     }
     // SAFETY: the caller's own argument; a simulated descriptor holds a number of the real system.
@@ -255,6 +257,30 @@ unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_
     }
     // SAFETY: the caller's own arguments.
     opened(unsafe { real::OPEN64.get()(path, flags, mode) })
+}
+
+fn sync(descriptor: c_int) -> c_int {
+    let (until, done) = with(|kernel| (kernel.now + kernel.disk_delay(), kernel.sync(descriptor)));
+    sleep_until(until);
+    done.map_or_else(fail, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fdatasync(descriptor: c_int) -> c_int {
+    if current().is_some() {
+        return sync(descriptor);
+    }
+    // SAFETY: the caller's own argument.
+    unsafe { real::FDATASYNC.get()(descriptor) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fsync(descriptor: c_int) -> c_int {
+    if current().is_some() {
+        return sync(descriptor);
+    }
+    // SAFETY: the caller's own argument.
+    unsafe { real::FSYNC.get()(descriptor) }
 }
 
 #[unsafe(no_mangle)]

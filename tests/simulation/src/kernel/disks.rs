@@ -1,0 +1,122 @@
+//! Disks: real files, whose reads and writes take time, fail, rot, and are lost with the power.
+//!
+//! What was written and not yet put on stable storage is remembered with what was there before. When a machine loses its power,
+//! some of it is undone, a part of a write included.
+
+use std::ffi::c_int;
+
+use super::threads::ProcessId;
+use super::{Kernel, MICROSECOND, Nanos, real};
+
+/// Units in which a disk writes.
+const SECTOR: usize = 512;
+
+/// What a host's disks do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct DiskFaults {
+    /// What every operation takes longer.
+    pub(crate) slow: Nanos,
+    /// One operation in so many fails; 0 is none.
+    pub(crate) fail_one_in: u64,
+    /// One read in so many brings a wrong bit; 0 is none.
+    pub(crate) rot_one_in: u64,
+}
+
+/// A write that is not on stable storage.
+#[derive(Debug)]
+pub(super) struct Unsynced {
+    owner: ProcessId,
+    file: c_int,
+    offset: i64,
+    before: Vec<u8>,
+}
+
+impl Kernel {
+    /// How long an operation of this process's disk takes.
+    pub(super) fn disk_delay(&mut self) -> Nanos {
+        let slow = self.hosts[self.host().index()].disk.slow;
+        slow + self.random.between(60 * MICROSECOND, 400 * MICROSECOND)
+    }
+
+    fn disk_fails(&mut self) -> bool {
+        let one_in = self.hosts[self.host().index()].disk.fail_one_in;
+        self.random.one_in(one_in)
+    }
+
+    /// Reads from a file; bytes read, or an error below 0.
+    pub(super) fn read_file(&mut self, file: c_int, room: &mut [u8], offset: i64) -> i32 {
+        if self.disk_fails() {
+            return -libc::EIO;
+        }
+        let count = really_read(file, room, offset);
+        let one_in = self.hosts[self.host().index()].disk.rot_one_in;
+        if count > 0 && self.random.one_in(one_in) {
+            let bit = self.random.below(count as u64 * 8) as usize;
+            room[bit / 8] ^= 1 << (bit % 8);
+            self.trace.step("rot", self.now, bit as u64, 0);
+        }
+        count
+    }
+
+    /// Writes to a file; bytes written, or an error below 0.
+    pub(super) fn write_file(&mut self, file: c_int, content: &[u8], offset: i64) -> i32 {
+        if self.disk_fails() {
+            return -libc::EIO;
+        }
+        let mut before = vec![0; content.len()];
+        really_read(file, &mut before, offset);
+        self.unsynced.push(Unsynced { owner: self.process(), file, offset, before });
+        really_write(file, content, offset)
+    }
+
+    /// What was written to a file is on stable storage, or, when the disk fails, is not.
+    pub(super) fn sync(&mut self, file: c_int) -> Result<(), c_int> {
+        if self.disk_fails() {
+            return Err(libc::EIO);
+        }
+        self.unsynced.retain(|written| written.file != file);
+        Ok(())
+    }
+
+    /// A process has lost its machine's power: undoes some of what it had written.
+    pub(super) fn lose_unsynced(&mut self, process: ProcessId, with_power: bool) {
+        let (mut lost, kept) = std::mem::take(&mut self.unsynced).into_iter().partition(|written| written.owner == process);
+        self.unsynced = kept;
+        if !with_power {
+            return;
+        }
+        lost.reverse();
+        for written in &lost {
+            let sectors = written.before.len() / SECTOR;
+            let undone = match self.random.below(3) {
+                0 => written.before.len(),
+                // A part of it got there.
+                1 if sectors > 1 => self.random.below(sectors as u64) as usize * SECTOR,
+                _ => 0,
+            };
+            let from = written.before.len() - undone;
+            really_write(written.file, &written.before[from..], written.offset + from as i64);
+        }
+    }
+
+    /// A file is closed: its number may be another one's next.
+    pub(super) fn forget_unsynced(&mut self, file: c_int) {
+        self.unsynced.retain(|written| written.file != file);
+    }
+}
+
+fn result_of(count: isize) -> i32 {
+    if count < 0 { -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { count as i32 }
+}
+
+fn really_read(file: c_int, room: &mut [u8], offset: i64) -> i32 {
+    let function = real::PREAD64.get();
+    // SAFETY: there is so much room.
+    result_of(unsafe { function(file, room.as_mut_ptr().cast(), room.len(), offset) })
+}
+
+fn really_write(file: c_int, content: &[u8], offset: i64) -> i32 {
+    let function = real::PWRITE64.get();
+    // SAFETY: there are so many bytes.
+    result_of(unsafe { function(file, content.as_ptr().cast(), content.len(), offset) })
+}

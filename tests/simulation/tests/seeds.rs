@@ -1,0 +1,51 @@
+//! Simulated clusters, a few of them: more in CI and by hand (`README.md`).
+
+use std::process::Command;
+
+/// Runs the simulator; its output, and whether it was content.
+fn simulate(arguments: &[&str]) -> (String, bool) {
+    let run = Command::new(env!("CARGO_BIN_EXE_kvasir-simulation")).args(arguments).output();
+    let run = run.expect("the simulator");
+    let text = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+    (text, run.status.success())
+}
+
+#[test]
+fn clusters_live_through_faults() {
+    let (told, is_good) = simulate(&["--first", "1", "--seeds", "120"]);
+    assert!(is_good, "{told}");
+    assert!(told.contains("120 seeds passed, 0 failed"), "{told}");
+}
+
+#[test]
+fn an_equal_seed_is_an_equal_life() {
+    let (told, is_good) = simulate(&["--first", "1", "--seeds", "16", "--twice"]);
+    assert!(is_good, "{told}");
+    assert!(told.contains("32 seeds passed, 0 failed"), "{told}");
+}
+
+#[test]
+fn what_ever_failed_passes() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/plans");
+    let plans = std::fs::read_dir(folder).expect("the saved plans").count();
+    let (told, is_good) = simulate(&["--plans", folder]);
+    assert!(is_good && plans > 0, "{told}");
+    assert!(told.contains(&format!("{plans} seeds passed, 0 failed")), "{told}");
+}
+
+/// The oracles and the shrinking themselves: a plan that asks for an answer that nobody gives.
+#[test]
+fn a_wrong_answer_is_found_shrunk_and_told() {
+    let folder = std::env::temp_dir().join(format!("kvasir-simulation-test-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let file = folder.join("plan.json");
+    let saved = file.display().to_string();
+    let (told, is_good) = simulate(&["--first", "1", "--seeds", "40", "--plant-wrong-answer", "--save", &saved]);
+    assert!(!is_good, "{told}");
+    assert!(told.contains("shrunk to 1 of them, and it fails still: request"), "{told}");
+    let (again, is_good) = simulate(&["--plan", &saved, "--plant-wrong-answer"]);
+    assert!(!is_good && again.contains("not the reference's"), "{again}");
+    let (healthy, is_good) = simulate(&["--plan", &saved]);
+    assert!(is_good, "{healthy}");
+    std::fs::remove_dir_all(folder).expect("the folder");
+}
