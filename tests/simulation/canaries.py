@@ -1,17 +1,14 @@
 #!/usr/bin/env python3
 """Plants the bugs of canaries.toml in a copy of the tree, all in one build, and has the simulator find each of them.
 
-usage: canaries.py [--seeds N] [--record] [NAME ...]
-
-Each canary is switched on by itself (KVASIR_CANARY). The seed that is recorded for it must fail; where none is recorded, or with
---record, seeds are tried in turn, N at most. With none switched on all recorded seeds must pass. --record writes what was found
-into canaries.toml.
+Each canary is switched on by itself (KVASIR_CANARY). The plan that is saved for it, plans/NAME.json, must fail then; where there is
+none, or with --record, seeds are tried in turn. --record saves the plan of the first seed that fails, shrunk. That the plans pass
+without a canary is a test of the crate (tests/seeds.rs).
 """
 
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LIST = HERE / "canaries.toml"
+PLANS = HERE / "plans"
 
 
 def planted(text, canary):
@@ -32,18 +30,21 @@ def planted(text, canary):
     return text.replace(canary["find"], canary["replace"].replace("CANARY", f"({switch})"))
 
 
-def copy_tree(tree):
-    """The tree as git knows it, and what is new in it."""
+def copy_tree(tree, changed):
+    """Makes the copy equal to the tree as git knows it, with what is new in it and what is changed."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True
     )
     wanted = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
     for name in wanted:
-        source, target = ROOT / name, tree / name
-        if not target.exists() or target.read_bytes() != source.read_bytes():
+        target, content = tree / name, changed.get(name) or (ROOT / name).read_bytes()
+        # What is equal keeps its time, and need not be built again.
+        if not target.exists() or target.read_bytes() != content:
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-    return wanted
+            target.write_bytes(content)
+    for file in tree.rglob("*"):
+        if file.is_file() and str(file.relative_to(tree)) not in wanted:
+            file.unlink()
 
 
 def build(canaries, folder):
@@ -53,17 +54,13 @@ def build(canaries, folder):
     for canary in canaries:
         text = changed.get(canary["file"]) or (ROOT / canary["file"]).read_text()
         changed[canary["file"]] = planted(text, canary)
-    shutil.rmtree(tree, ignore_errors=True)
-    tree.mkdir(parents=True)
-    copy_tree(tree)
-    for name, text in changed.items():
-        (tree / name).write_text(text)
+    copy_tree(tree, {name: text.encode() for name, text in changed.items()})
     usual = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug"
     if not target.exists() and usual.exists():
-        # What others wrote is built already; files are linked, and cargo replaces those that differ.
+        # What others wrote is built already.
         (target / "debug").mkdir(parents=True)
         for part in ("deps", "build", ".fingerprint"):
-            subprocess.run(["cp", "-al", usual / part, target / "debug" / part], check=False)
+            subprocess.run(["cp", "-a", usual / part, target / "debug" / part], check=False)
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_INCREMENTAL="0")
     environment.pop("RUSTC_WORKSPACE_WRAPPER", None)
     command = ["cargo", "build", "--quiet", "--locked", "--all-features", "-p", "tests-simulation"]
@@ -74,13 +71,10 @@ def build(canaries, folder):
 
 
 def run(binary, name, *arguments):
-    """The first failing seed with its reason, or None; and the output."""
-    environment = dict(os.environ)
-    environment.pop("KVASIR_CANARY", None)
-    if name:
-        environment["KVASIR_CANARY"] = name
+    """The first failing seed with its reason, or None."""
+    environment = dict(os.environ, KVASIR_CANARY=name)
     ran = subprocess.run(
-        [binary, *map(str, arguments), "--no-shrink"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [binary, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     found = re.search(r"^seed (\d+): (.*)$", ran.stdout, re.MULTILINE)
     if not found and ran.returncode != 0:
@@ -88,19 +82,19 @@ def run(binary, name, *arguments):
     return (int(found[1]), found[2]) if found else None
 
 
-def record(seeds):
-    text = LIST.read_text()
-    for name, seed in seeds.items():
-        text = re.sub(rf'(\nname = "{re.escape(name)}"\n)(?:seed = \d+\n)?', rf"\g<1>seed = {seed}\n", text)
-    LIST.write_text(text)
+def search(binary, name, seeds, saves):
+    """Tries seeds in turn, from 1 on."""
+    plan = PLANS / f"{name}.json"
+    more = ["--save", plan] if saves else ["--no-shrink"]
+    return run(binary, name, "--first", 1, "--seeds", seeds, *more)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=2000)
-    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--seeds", type=int, default=2000, help="how many seeds are tried at most")
+    parser.add_argument("--record", action="store_true", help="search for each, and save its plan")
     parser.add_argument("--built", action="store_true", help="take the simulator that the last run has built")
-    parser.add_argument("--folder", type=Path, default=ROOT / "target" / "canaries")
+    parser.add_argument("--folder", type=Path, default=ROOT / "target" / "canaries", help="where it is built")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     canaries = tomllib.loads(LIST.read_text())["canary"]
@@ -113,29 +107,24 @@ def main():
     else:
         binary = build(canaries, options.folder)
         print(f"built with {len(canaries)} bugs in {time.monotonic() - began:.0f} s", flush=True)
-    missed, found_at = [], {}
+    found, missed = 0, []
     for canary in canaries:
-        name, seed = canary["name"], canary.get("seed")
+        name = canary["name"]
         if options.names and name not in options.names:
             continue
-        found = None
-        if seed is not None and not options.record:
-            found = run(binary, name, "--first", seed, "--seeds", 1)
-        began = time.monotonic()
-        if found is None:
-            found = run(binary, name, "--first", 1, "--seeds", options.seeds)
-        if found is None:
-            missed.append(name)
-            print(f"MISSED  {name}: {options.seeds} seeds in {time.monotonic() - began:.0f} s", flush=True)
+        began, plan = time.monotonic(), PLANS / f"{name}.json"
+        if plan.exists() and not options.record:
+            failure, how = run(binary, name, "--plans", plan, "--no-shrink"), "by its plan"
         else:
-            found_at[name] = found[0]
-            print(f"found   {name}: seed {found[0]}, {found[1][:150]}", flush=True)
-    for name, seed in found_at.items():
-        if run(binary, None, "--first", seed, "--seeds", 1):
-            sys.exit(f"seed {seed}, by which {name} is found, fails without it")
-    if options.record:
-        record(found_at)
-    print(f"{len(found_at)} bugs found, {len(missed)} missed; without them all their seeds pass")
+            failure = search(binary, name, options.seeds, options.record)
+            how = f"by seed {failure[0]}, the first that fails" if failure else ""
+        if failure is None:
+            missed.append(name)
+            print(f"MISSED  {name} ({time.monotonic() - began:.0f} s)", flush=True)
+        else:
+            found += 1
+            print(f"found   {name} {how}: {failure[1][:120]}", flush=True)
+    print(f"{found} planted bugs found, {len(missed)} missed")
     return 1 if missed else 0
 
 

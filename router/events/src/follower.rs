@@ -114,7 +114,10 @@ impl Follower {
         if self.expected() == 0 {
             return Step::Done;
         }
-        tracing::info!(expected = self.expected(), "KV events: the publisher has restarted, and said little since");
+        tracing::info!(
+            expected = self.expected(),
+            "KV events: the publisher has restarted, and said little since"
+        );
         self.start_over(index);
         Step::Replay { from: 0 }
     }

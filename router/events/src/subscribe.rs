@@ -233,7 +233,8 @@ async fn replayed(endpoint: &str, followed: &Followed, mut from: u64) -> Result<
             };
             if sequence == REPLAY_END {
                 if batches == 0
-                    && let Step::Replay { from } = followed.lock().replayed_nothing(&mut followed.index.write())
+                    && let Step::Replay { from } =
+                        followed.lock().replayed_nothing(&mut followed.index.write())
                 {
                     break from;
                 }

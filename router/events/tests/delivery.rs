@@ -309,7 +309,11 @@ fn a_restart_that_has_not_reached_what_was_known() {
         }
         let from = gateway.follower.replay_from();
         gateway.replay(&engine, from);
-        assert_eq!(gateway.names(), engine.held.keys().copied().collect::<Vec<_>>(), "seed {seed}: {said} messages");
+        assert_eq!(
+            gateway.names(),
+            engine.held.keys().copied().collect::<Vec<_>>(),
+            "seed {seed}: {said} messages"
+        );
     }
 }
 

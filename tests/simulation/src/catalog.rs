@@ -52,7 +52,11 @@ pub(crate) fn engine_config() -> Result<MockConfig> {
 fn first_message(conversation: usize) -> String {
     // Two in four share their beginning with another one: blocks that several conversations have.
     let shared = ["alpha ", "beta ", "gamma ", "delta "][conversation % 4];
-    format!("{} Question {conversation}: {}?", shared.repeat(8 + conversation % 3), "why ".repeat(conversation * 5 % 37))
+    format!(
+        "{} Question {conversation}: {}?",
+        shared.repeat(8 + conversation % 3),
+        "why ".repeat(conversation * 5 % 37)
+    )
 }
 
 /// Asks engines without faults for everything, on the real system: in a process that ends with it.
@@ -77,7 +81,9 @@ async fn start_worker() -> Result<SocketAddr> {
              [transfer]\ntransport = \"tcp\"\nhuge_pages = false\n"
         ),
     )?;
-    std::thread::spawn(|| control_node::run(["kvasir", "worker", "--role", "both", "--config", "reference.toml"]));
+    std::thread::spawn(|| {
+        control_node::run(["kvasir", "worker", "--role", "both", "--config", "reference.toml"])
+    });
     for _ in 0..600 {
         if TcpStream::connect(address).await.is_ok() {
             return Ok(address);
@@ -106,7 +112,8 @@ async fn ask_all(address: SocketAddr) -> Result<Vec<Vec<Exchange>>> {
 }
 
 async fn ask(address: SocketAddr, messages: &Value, tokens_max: usize) -> Result<Exchange> {
-    let body = json!({"model": "tiny", "messages": messages, "max_tokens": tokens_max, "temperature": 0}).to_string();
+    let body = json!({"model": "tiny", "messages": messages, "max_tokens": tokens_max, "temperature": 0})
+        .to_string();
     let mut stream = TcpStream::connect(address).await?;
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: reference\r\nconnection: close\r\n\

@@ -187,14 +187,22 @@ fn judge(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
     if status != 200 {
         let message = serde_json::from_slice::<Value>(&content).ok();
         // Engines' own errors are passed on as they are, and some makes have the message at the top.
-        let is_error = |message: &Value| message["error"]["message"].is_string() || message["message"].is_string();
+        let is_error =
+            |message: &Value| message["error"]["message"].is_string() || message["message"].is_string();
         return match message.filter(is_error) {
             Some(_) => Outcome::Refused(status),
             None if !is_whole || content.is_empty() => Outcome::Cut,
-            None => Outcome::Wrong(format!("status {status} without an error: {}", String::from_utf8_lossy(&content))),
+            None => Outcome::Wrong(format!(
+                "status {status} without an error: {}",
+                String::from_utf8_lossy(&content)
+            )),
         };
     }
-    if manner.streams { judge_stream(&content, is_whole, exchange) } else { judge_whole(&content, is_whole, exchange) }
+    if manner.streams {
+        judge_stream(&content, is_whole, exchange)
+    } else {
+        judge_whole(&content, is_whole, exchange)
+    }
 }
 
 fn judge_whole(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome {
@@ -242,7 +250,11 @@ fn judge_stream(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome 
         };
     }
     if !events.is_done {
-        return if is_whole { Outcome::Wrong("a stream that ends without its end".to_owned()) } else { Outcome::Cut };
+        return if is_whole {
+            Outcome::Wrong("a stream that ends without its end".to_owned())
+        } else {
+            Outcome::Cut
+        };
     }
     let wanted = Some((exchange.prompt_tokens, exchange.completion_tokens));
     if events.text != exchange.answer

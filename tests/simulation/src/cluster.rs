@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use tools_mocker::{Dialect, Mock, MockConfig};
 
 use crate::catalog::{self, MODEL};
-use crate::model;
 use crate::kernel::{self, Cut, DiskFaults, HostId, LinkFaults, MICROSECOND, MILLISECOND, ProcessId, report};
+use crate::model;
 use crate::plan::{EnginePlan, Link, Make, Node, Plan, Role, Tiers};
 
 const GATEWAY_PORT: u16 = 8000;
@@ -211,8 +211,9 @@ impl Cluster {
         SocketAddr::from((kernel::host_address(self.stores[number].host), STORE_HTTP_PORT))
     }
 
-    pub(crate) fn descriptors(&self, node: Node) -> usize {
-        self.member(node).map_or(0, |member| kernel::open_descriptors(member.process))
+    /// Sockets that a node has open.
+    pub(crate) fn sockets(&self, node: Node) -> Vec<String> {
+        self.member(node).map_or_else(Vec::new, |member| kernel::open_sockets(member.process))
     }
 
     fn host(&self, node: Node) -> HostId {
@@ -231,15 +232,20 @@ impl Cluster {
     fn member_mut(&mut self, node: Node) -> Option<&mut Member> {
         match node {
             Node::Client => None,
-            Node::Gateway(number) => self.gateways.get_mut(usize::from(number)).map(|gateway| &mut gateway.member),
-            Node::Engine(number) => self.engines.get_mut(usize::from(number)).map(|engine| &mut engine.member),
+            Node::Gateway(number) => {
+                self.gateways.get_mut(usize::from(number)).map(|gateway| &mut gateway.member)
+            }
+            Node::Engine(number) => {
+                self.engines.get_mut(usize::from(number)).map(|engine| &mut engine.member)
+            }
             Node::Store(number) => self.stores.get_mut(usize::from(number)),
         }
     }
 
     pub(crate) fn kill(&mut self, node: Node, silently: bool) {
         if let Node::Engine(number) = node {
-            let mock = self.engines[usize::from(number)].mock.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let mock =
+                self.engines[usize::from(number)].mock.lock().unwrap_or_else(PoisonError::into_inner).take();
             // Its process is gone; nothing of it may run any more, not even what ends it.
             std::mem::forget(mock);
         }
@@ -262,8 +268,12 @@ impl Cluster {
             }
             Node::Engine(number) => {
                 let engine = &mut self.engines[usize::from(number)];
-                engine.member.process =
-                    start_engine(engine.member.host, usize::from(number), &engine.plan, Arc::clone(&engine.mock));
+                engine.member.process = start_engine(
+                    engine.member.host,
+                    usize::from(number),
+                    &engine.plan,
+                    Arc::clone(&engine.mock),
+                );
             }
             Node::Store(number) => {
                 let member = &mut self.stores[usize::from(number)];
@@ -377,7 +387,13 @@ fn write_store_config(host: HostId, number: u8) -> Result<()> {
     std::fs::write(format!("store{number}.toml"), config).context("the store's configuration")
 }
 
-fn write_worker_config(host: HostId, number: usize, plan: &EnginePlan, tiers: Tiers, stores: &[HostId]) -> Result<()> {
+fn write_worker_config(
+    host: HostId,
+    number: usize,
+    plan: &EnginePlan,
+    tiers: Tiers,
+    stores: &[HostId],
+) -> Result<()> {
     let address = kernel::host_address(host);
     let [events, replay, transfer] = WORKER_PORTS;
     let nodes: Vec<String> = stores
@@ -419,7 +435,12 @@ fn start_engine(
     })
 }
 
-fn run_engine(host: HostId, number: usize, plan: &EnginePlan, place: &Mutex<Option<Arc<Mock>>>) -> Result<()> {
+fn run_engine(
+    host: HostId,
+    number: usize,
+    plan: &EnginePlan,
+    place: &Mutex<Option<Arc<Mock>>>,
+) -> Result<()> {
     let config = MockConfig {
         dialect: if plan.make == Make::Sglang { Dialect::Sglang } else { Dialect::Vllm },
         blocks: plan.blocks,

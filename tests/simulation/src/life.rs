@@ -1,4 +1,4 @@
-//! One run: the cluster starts, lives through its plan, is healed, and must then be as if nothing had been.
+//! One run: the cluster starts, lives through its plan, is healed, and must then come to rest and serve.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,11 +15,11 @@ use crate::catalog::{Catalog, Exchange};
 use crate::client::{self, Manner, Outcome, ask};
 use crate::cluster::{Cluster, faults_of};
 use crate::kernel::{self, DiskFaults, HostId, KernelConfig, LinkFaults, report};
-use crate::plan::{Node, Plan, What};
+use crate::plan::{Node, Plan, Tiers, What};
 
 /// A cluster without faults is ready within this.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// Whoever asked has an end of its exchange within this, once everything is healed.
+/// Each exchange ends within this once everything is healed.
 const ENDS_WITHIN: Duration = Duration::from_secs(600);
 /// Within this a healed cluster comes to rest.
 const RESTS_WITHIN: Duration = Duration::from_secs(240);
@@ -61,6 +61,7 @@ struct Life {
     catalog: Rc<Vec<Vec<Exchange>>>,
     ends: BTreeMap<String, u64>,
     asked: JoinSet<(String, Outcome)>,
+    tiers: Tiers,
     tells: bool,
 }
 
@@ -90,9 +91,14 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
         let cluster = Cluster::start(plan, client)?;
         let mut life = Life {
             cluster,
-            catalog: Rc::new(if plan.is_reference() { catalog.workers.clone() } else { catalog.mocks.clone() }),
+            catalog: Rc::new(if plan.is_reference() {
+                catalog.workers.clone()
+            } else {
+                catalog.mocks.clone()
+            }),
             ends: BTreeMap::new(),
             asked: JoinSet::new(),
+            tiers: plan.tiers,
             tells,
         };
         life.await_ready().await?;
@@ -127,7 +133,9 @@ impl Life {
                     let status = status.and_then(|status| serde_json::from_str::<Value>(&status).ok());
                     let is_ready = |worker: &Value| worker["ready"] == true;
                     let workers = status.as_ref().and_then(|status| status["workers"].as_array());
-                    if workers.is_some_and(|all| all.len() == self.cluster.engines() && all.iter().all(is_ready)) {
+                    if workers
+                        .is_some_and(|all| all.len() == self.cluster.engines() && all.iter().all(is_ready))
+                    {
                         break;
                     }
                     last = Some((gateway, status));
@@ -264,8 +272,18 @@ impl Life {
                 self.tell("at rest");
                 return Ok(());
             }
-            ensure!(began.elapsed() < RESTS_WITHIN, "at rest: {}", left.join("; "));
+            if began.elapsed() >= RESTS_WITHIN {
+                self.tell_sockets();
+                bail!("at rest: {}", left.join("; "));
+            }
             sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    fn tell_sockets(&self) {
+        let gateways = (0..self.cluster.gateways() as u8).map(Node::Gateway);
+        for node in gateways.chain((0..self.cluster.engines() as u8).map(Node::Engine)) {
+            self.tell(&format!("sockets of {node:?}: {}", self.cluster.sockets(node).join(", ")));
         }
     }
 
@@ -325,23 +343,33 @@ impl Life {
                 match level_of(&metrics, level) {
                     Some(0) => {}
                     // Without tiers there is no such level.
-                    None if level.starts_with("kvasir_host_") || level.starts_with("kvasir_remote_") => {}
+                    None if level.starts_with("kvasir_host_") && !self.tiers.has_host() => {}
+                    None if level.starts_with("kvasir_remote_") && !self.tiers.has_stores() => {}
                     other => left.push(format!("worker {number}: {level} {other:?}")),
                 }
             }
-            let [used, evictable, cached] = ["used", "evictable", "cached"]
-                .map(|name| level_of(&metrics, &format!("kvasir_engine_kv_slots_{name}")).unwrap_or(u64::MAX));
+            let [used, evictable, cached] = ["used", "evictable", "cached"].map(|name| {
+                level_of(&metrics, &format!("kvasir_engine_kv_slots_{name}")).unwrap_or(u64::MAX)
+            });
             if used != evictable {
-                left.push(format!("worker {number}: {used} slots are used, of which {evictable} can be evicted"));
+                left.push(format!(
+                    "worker {number}: {used} slots are used, of which {evictable} can be evicted"
+                ));
             }
             held.insert(self.cluster.engine_name(number), (number, cached));
         }
     }
 
-    fn compare(&self, gateway: u8, status: &Value, held: &BTreeMap<String, (usize, u64)>, left: &mut Vec<String>) {
+    fn compare(
+        &self,
+        gateway: u8,
+        status: &Value,
+        held: &BTreeMap<String, (usize, u64)>,
+        left: &mut Vec<String>,
+    ) {
         // The question for the status is none of the requests.
         for level in ["active", "waiting"] {
-            if status[level].as_u64().is_some_and(|count| count > 0) {
+            if status[level].as_u64() != Some(0) {
                 left.push(format!("gateway {gateway}: {level} {}", status[level]));
             }
         }
@@ -364,7 +392,9 @@ impl Life {
             let device = pools.iter().find(|pool| pool["tier"] == "device");
             let indexed = device.and_then(|pool| pool["indexed"].as_u64()).unwrap_or(0);
             if self.cluster.has_events(*number) && indexed != *blocks {
-                left.push(format!("gateway {gateway}: {indexed} blocks of {name} are indexed, it holds {blocks}"));
+                left.push(format!(
+                    "gateway {gateway}: {indexed} blocks of {name} are indexed, it holds {blocks}"
+                ));
             }
         }
         if workers.len() != held.len() {
@@ -380,7 +410,10 @@ impl Life {
                 let exchange = self.catalog[number][0].clone();
                 let manner = Manner { streams, leaves_after: None, pause: 0 };
                 let outcome = ask(address, &exchange, manner, 1_000_000 + number as u64).await;
-                ensure!(outcome == Outcome::Right, "after all was healed gateway {gateway} answers {outcome:?}");
+                ensure!(
+                    outcome == Outcome::Right,
+                    "after all was healed gateway {gateway} answers {outcome:?}"
+                );
             }
         }
         Ok(())
@@ -388,6 +421,7 @@ impl Life {
 
     async fn worked(&self) -> Counts {
         let mut worked = Counts::new();
+        worked.extend(WORKED.map(|name| (name.to_owned(), 0)));
         if self.cluster.is_reference() {
             for number in 0..self.cluster.engines() {
                 let metrics = client::get(self.cluster.engine_address(number), "/metrics").await;
@@ -435,11 +469,12 @@ const STORE_LEVELS: [&str; 3] =
 
 /// A level in a text of metrics.
 fn level_of(metrics: &str, name: &str) -> Option<u64> {
-    let value = metrics.lines().find_map(|line| {
-        let rest = line.strip_prefix(name)?;
-        (rest.starts_with(' ') || rest.starts_with('{')).then(|| rest.rsplit(' ').next())?
+    let values = metrics.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;
+        rest.rsplit(' ').next()?.parse::<f64>().ok()
     });
-    value?.parse::<f64>().ok().map(|value| value as u64)
+    // A metric with labels has several.
+    values.reduce(|sum, value| sum + value).map(|sum| sum as u64)
 }
 
 enum Action {
@@ -460,4 +495,3 @@ fn lasts(what: &What) -> Option<u64> {
         What::Ask { .. } | What::Cut { .. } | What::Jump { .. } => None,
     }
 }
-

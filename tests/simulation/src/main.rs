@@ -36,8 +36,8 @@ struct Arguments {
     /// One plan alone, told as a story: a file that a failure was written to.
     #[arg(long, value_name = "FILE", conflicts_with = "seed")]
     plan: Option<PathBuf>,
-    /// All plans of a folder: those that ever failed.
-    #[arg(long, value_name = "FOLDER")]
+    /// All plans of a folder, those that ever failed, or one file's.
+    #[arg(long, value_name = "PATH")]
     plans: Option<PathBuf>,
     /// Runs at a time (default: one for each processor).
     #[arg(long)]
@@ -98,14 +98,17 @@ fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     if let Some(plan) = alone(arguments)? {
-        let watching = Watching { prints_trace: arguments.trace, tells: !arguments.trace, log: arguments.log };
+        let watching =
+            Watching { prints_trace: arguments.trace, tells: !arguments.trace, log: arguments.log };
         let verdict = runner.run_one(&plan, watching)?;
         println!("{verdict:#?}");
         return Ok(matches!(verdict, Verdict::Passed(_)));
     }
     match &arguments.plans {
         Some(folder) => run_many(arguments, &runner, saved(folder)?.into_iter()),
-        None => run_many(arguments, &runner, (arguments.first..).take(arguments.seeds as usize).map(Plan::draw)),
+        None => {
+            run_many(arguments, &runner, (arguments.first..).take(arguments.seeds as usize).map(Plan::draw))
+        }
     }
 }
 
@@ -124,6 +127,9 @@ fn read(file: &Path) -> Result<Plan> {
 }
 
 fn saved(folder: &Path) -> Result<Vec<Plan>> {
+    if folder.is_file() {
+        return Ok(vec![read(folder)?]);
+    }
     let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
@@ -154,7 +160,7 @@ impl Totals {
                 self.passed += 1;
                 self.simulated_nanos += summary.simulated_nanos;
                 self.turns += summary.turns;
-                // The order in which runs end is none of the simulation's.
+                // Runs end in any order, so that their hashes are added.
                 self.hash = self.hash.wrapping_add(summary.hash.wrapping_mul(plan.seed | 1));
                 for (sums, counts) in [(&mut self.ends, summary.ends), (&mut self.worked, summary.worked)] {
                     for (name, count) in counts {
@@ -179,7 +185,8 @@ fn run_many(arguments: &Arguments, runner: &Runner, plans: impl Iterator<Item = 
         {
             let other = *hashes.entry(plan.seed).or_insert(summary.hash);
             if other != summary.hash {
-                let reason = format!("two runs differ: their traces are {other:016x} and {:016x}", summary.hash);
+                let reason =
+                    format!("two runs differ: their traces are {other:016x} and {:016x}", summary.hash);
                 totals.take(plan, Verdict::Failed(reason));
                 return Ok(arguments.keep_going);
             }
@@ -196,7 +203,8 @@ fn run_many(arguments: &Arguments, runner: &Runner, plans: impl Iterator<Item = 
     {
         tell_failure(arguments, runner, plan, reason)?;
     }
-    let idle: Vec<&String> = totals.worked.iter().filter(|(_, count)| **count == 0).map(|(name, _)| name).collect();
+    let idle: Vec<&String> =
+        totals.worked.iter().filter(|(_, count)| **count == 0).map(|(name, _)| name).collect();
     if arguments.reaches_all && !idle.is_empty() {
         println!("never reached: {idle:?}");
         return Ok(false);
@@ -229,10 +237,14 @@ fn tell_failure(arguments: &Arguments, runner: &Runner, plan: &Plan, reason: &st
     println!("shrinking the {} steps of seed {}", plan.steps.len(), plan.seed);
     let (plan, reason) = shrink::shrink(runner, plan, reason)?;
     println!("shrunk to {} of them, and it fails still: {reason}", plan.steps.len());
-    println!("{} gateways, {:?}, peers {}, {:?}, {:?}", plan.gateways, plan.engines, plan.peers, plan.link, plan.tiers);
+    println!(
+        "{} gateways, {:?}, peers {}, {:?}, {:?}",
+        plan.gateways, plan.engines, plan.peers, plan.link, plan.tiers
+    );
     runner.run_one(&plan, Watching { tells: true, ..Watching::default() })?;
     if let Some(file) = &arguments.save {
-        std::fs::write(file, serde_json::to_string_pretty(&plan)?).with_context(|| file.display().to_string())?;
+        std::fs::write(file, serde_json::to_string_pretty(&plan)?)
+            .with_context(|| file.display().to_string())?;
         println!("written to {}: run it with --plan", file.display());
     }
     Ok(())

@@ -73,7 +73,9 @@ fn weights() -> Vec<u8> {
     add("lm_head.weight", &[VOCABULARY, HIDDEN], scale(HIDDEN));
     add("model.norm.weight", &[HIDDEN], 0.0);
     for layer in 0..LAYERS {
-        let mut add = |name: &str, shape: &[usize], scale: f32| add(&format!("model.layers.{layer}.{name}"), shape, scale);
+        let mut add = |name: &str, shape: &[usize], scale: f32| {
+            add(&format!("model.layers.{layer}.{name}"), shape, scale)
+        };
         add("input_layernorm.weight", &[HIDDEN], 0.0);
         add("post_attention_layernorm.weight", &[HIDDEN], 0.0);
         add("self_attn.q_proj.weight", &[HEADS * HEAD, HIDDEN], scale(HIDDEN));

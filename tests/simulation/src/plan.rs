@@ -65,6 +65,16 @@ pub(crate) struct Tiers {
     pub(crate) stores: u8,
 }
 
+impl Tiers {
+    pub(crate) fn has_host(self) -> bool {
+        self.host_kib > 0
+    }
+
+    pub(crate) fn has_stores(self) -> bool {
+        self.has_host() && self.stores > 0
+    }
+}
+
 /// What a link does to bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Link {
@@ -96,7 +106,14 @@ pub(crate) enum Node {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum What {
-    Ask { gateway: u8, conversation: usize, turn: usize, streams: bool, leaves_after: Option<u64>, pause: u64 },
+    Ask {
+        gateway: u8,
+        conversation: usize,
+        turn: usize,
+        streams: bool,
+        leaves_after: Option<u64>,
+        pause: u64,
+    },
     /// The process ends, and another one starts after so many milliseconds.
     Kill { node: Node, silently: bool, back_after: u64 },
     /// The process is stopped for a time.
@@ -124,7 +141,17 @@ impl What {
 }
 
 const MISBEHAVIOURS: [&str; 12] = [
-    "slow", "hang", "stall", "die_mid_stream", "refuse", "refuse", "error", "overloaded", "corrupt", "drop_events", "slow_health",
+    "slow",
+    "hang",
+    "stall",
+    "die_mid_stream",
+    "refuse",
+    "refuse",
+    "error",
+    "overloaded",
+    "corrupt",
+    "drop_events",
+    "slow_health",
     "slow_metrics",
 ];
 
@@ -185,7 +212,8 @@ impl Plan {
     pub(crate) fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x706c_616e);
         let gateways = *random.pick(&[1, 1, 2]);
-        let (engines, tiers) = if random.one_in(3) { draw_workers(&mut random) } else { draw_mocks(&mut random) };
+        let (engines, tiers) =
+            if random.one_in(3) { draw_workers(&mut random) } else { draw_mocks(&mut random) };
         let quiet = Link { delay_us: 50, lose_one_in: 0, rate: 0, split_one_in: 0 };
         let link = if random.one_in(3) { link(&mut random) } else { quiet };
         let peers = gateways > 1 && !random.one_in(3);
@@ -194,10 +222,11 @@ impl Plan {
         let lasts = *random.pick(&[4_000, 15_000, 60_000]);
         plan.draw_questions(&mut random, lasts);
         // One run in eight has no faults: everything must succeed then.
-        if random.one_in(8) {
-            plan.requests_max = 4096;
-        } else {
+        if !random.one_in(8) {
             plan.draw_faults(&mut random, lasts);
+        }
+        if !plan.has_faults() {
+            plan.requests_max = 4096;
         }
         plan.steps.sort_by_key(|step| step.at);
         plan
@@ -256,7 +285,11 @@ impl Plan {
 
     fn draw_faults(&mut self, random: &mut Random, lasts: u64) {
         // Swarm testing (Groce et al., ISSTA 2012): each run has some kinds of faults and lacks others.
-        let kinds = (0..8).filter(|kind| random.one_in(3) && !(*kind == 5 && self.is_reference()) && (*kind != 7 || self.tiers.disk_kib > 0));
+        let kinds = (0..8).filter(|kind| {
+            random.one_in(3)
+                && !(*kind == 5 && self.is_reference())
+                && (*kind != 7 || self.tiers.disk_kib > 0)
+        });
         let kinds: Vec<u64> = kinds.collect();
         if kinds.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Runs seeds: each in a process of its own, which is the simulation, two at a time.
+//! Runs seeds: each in a process of its own, which is the simulation, as many at a time as there are processors.
 
 use std::ffi::c_int;
 use std::io::Read;
@@ -110,7 +110,9 @@ fn build_catalog(folder: &Path) -> Result<Catalog> {
         -1 => bail!("no process: {}", std::io::Error::last_os_error()),
         0 => {
             report::to(writer.as_raw_fd());
-            let built = std::env::set_current_dir(folder).map_err(anyhow::Error::from).and_then(|()| catalog::build());
+            let built = std::env::set_current_dir(folder)
+                .map_err(anyhow::Error::from)
+                .and_then(|()| catalog::build());
             let built = built.and_then(|catalog| Ok(serde_json::to_string(&catalog)?));
             report::send(&built.unwrap_or_else(|error| format!("{error:#}")));
             report::end(0)
@@ -164,7 +166,10 @@ impl Run {
         unsafe { libc::waitpid(self.process, &raw mut status, 0) };
         std::fs::remove_dir_all(&self.folder).ok();
         if hung {
-            return Ok(Verdict::Failed("hangs: a thread never gives its turn away".to_owned()));
+            return Ok(Verdict::Failed(
+                "no result after a minute: a thread never gives its turn away, or the machine is very slow"
+                    .to_owned(),
+            ));
         }
         let Some(line) = text.lines().next() else {
             return Ok(Verdict::Failed(format!("ended without a word, with status {status:#x}")));

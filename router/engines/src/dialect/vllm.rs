@@ -15,8 +15,8 @@ use serde_json::Value;
 
 use super::prometheus::{Sample, first, loads, samples};
 use super::{
-    Description, Dialect, Engine, Feed, Hints, Report, Role, SharedStores, TokenCount, feed, hinted, json, json_if_present,
-    of_rank, transfers,
+    Description, Dialect, Engine, Feed, Hints, Report, Role, SharedStores, TokenCount, feed, hinted, json,
+    json_if_present, of_rank, transfers,
 };
 use crate::client::{EngineClient, EngineError};
 use crate::handoff::DataPlaneAddress;

@@ -151,8 +151,7 @@ impl DeliveredOutput {
 
     /// The event that tells a client the usage.
     pub(crate) fn usage_event(&self, kind: Option<Kind>, usage: &Usage) -> String {
-        let object =
-            if kind == Some(Kind::Completion) { "text_completion" } else { "chat.completion.chunk" };
+        let object = if kind == Some(Kind::Completion) { "text_completion" } else { "chat.completion.chunk" };
         let event = json!({
             "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": [],
             "usage": {

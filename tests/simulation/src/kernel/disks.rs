@@ -80,7 +80,8 @@ impl Kernel {
 
     /// A process has lost its machine's power: undoes some of what it had written.
     pub(super) fn lose_unsynced(&mut self, process: ProcessId, with_power: bool) {
-        let (mut lost, kept) = std::mem::take(&mut self.unsynced).into_iter().partition(|written| written.owner == process);
+        let (mut lost, kept) =
+            std::mem::take(&mut self.unsynced).into_iter().partition(|written| written.owner == process);
         self.unsynced = kept;
         if !with_power {
             return;
@@ -106,7 +107,11 @@ impl Kernel {
 }
 
 fn result_of(count: isize) -> i32 {
-    if count < 0 { -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { count as i32 }
+    if count < 0 {
+        -std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+    } else {
+        count as i32
+    }
 }
 
 fn really_read(file: c_int, room: &mut [u8], offset: i64) -> i32 {

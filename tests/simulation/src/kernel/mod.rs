@@ -8,12 +8,13 @@
 //!   preempted; who is next is drawn from the seed.
 //! * Time stands still while a thread runs, but for a small price of each call. When no thread can run, it jumps to the next
 //!   thing that is due.
-//! * Everything that is drawn comes from the seed, and every step goes into a hash ([`trace`]).
+//! * Everything that is drawn comes from the seed, and every step goes into a hash ([`mod@trace`]).
 //!
-//! Not simulated: files (real ones, in a folder of the run's own), memory, and whatever reaches the kernel without the C library.
-//! Interleavings within lock-free code are not explored, since a turn ends in calls only: loom's models do that.
+//! Files are real ones, in a folder of the run's own; operations of rings on them, and fsync, have faults (`disks`). Not simulated:
+//! memory, and whatever reaches the kernel without the C library. Interleavings within lock-free code are not explored, since a turn
+//! ends in calls only: loom's models do that.
 
-pub(crate) mod calls;
+mod calls;
 mod disks;
 mod network;
 mod objects;
@@ -302,10 +303,7 @@ pub(crate) fn jump_clock(host: HostId, nanos: i64) {
     with(|kernel| kernel.hosts[host.index()].clock_offset += nanos);
 }
 
-/// Descriptors that a process has open.
-pub(crate) fn open_descriptors(process: ProcessId) -> usize {
-    with(|kernel| {
-        let simulated = kernel.descriptors.values().filter(|(_, owner)| *owner == process).count();
-        simulated + kernel.files.values().filter(|owner| **owner == process).count()
-    })
+/// Sockets that a process has open, as text: what to look at when something is left over.
+pub(crate) fn open_sockets(process: ProcessId) -> Vec<String> {
+    with(|kernel| kernel.open_sockets(process))
 }

@@ -30,7 +30,7 @@ pub(crate) fn host_address(host: HostId) -> Ipv4Addr {
 }
 
 /// The host of an address; `None` for one that nobody has.
-pub(crate) fn host_of(address: Ipv4Addr) -> Option<HostId> {
+fn host_of(address: Ipv4Addr) -> Option<HostId> {
     u32::from(address).checked_sub(BASE + 1).and_then(|number| u16::try_from(number).ok()).map(HostId)
 }
 
@@ -122,7 +122,7 @@ pub(super) struct Socket {
     pub(super) shares_port: bool,
     pub(super) receive_timeout: Nanos,
     pub(super) send_timeout: Nanos,
-    /// After so long without a sign of its peer an idle connection is given up; 0 is never.
+    /// When an idle connection without a sign of its peer is given up.
     pub(super) keep_alive: KeepAlive,
     /// After so long without an acknowledgement a connection is given up.
     pub(super) user_timeout: Nanos,
@@ -360,7 +360,8 @@ impl Kernel {
             SocketState::Open(end) => {
                 let mut bits = 0;
                 if end.is_reset {
-                    bits |= libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP;
+                    bits |=
+                        libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP;
                 }
                 if !end.inbox.is_empty() {
                     bits |= libc::EPOLLIN;
@@ -438,8 +439,10 @@ impl Kernel {
 
     pub(super) fn listen(&mut self, id: ObjectId, backlog: c_int) -> Result<(), c_int> {
         let Some(socket) = self.socket(id) else { return Err(libc::ENOTSOCK) };
-        socket.state =
-            SocketState::Listening { waiting: VecDeque::new(), backlog: usize::try_from(backlog).unwrap_or(1).max(1) };
+        socket.state = SocketState::Listening {
+            waiting: VecDeque::new(),
+            backlog: usize::try_from(backlog).unwrap_or(1).max(1),
+        };
         let host = socket.host;
         if socket.local.is_none() && socket.is_inet {
             let port = self.free_port(host);
@@ -511,7 +514,8 @@ impl Kernel {
             Address::Path(path) => (self.network.paths.get(path).copied(), Some(host)),
             Address::Inet(ip, port) => {
                 let target = self.target_host(host, *ip);
-                let listeners = target.and_then(|target| self.network.listeners.get(&(target, *port))).cloned();
+                let listeners =
+                    target.and_then(|target| self.network.listeners.get(&(target, *port))).cloned();
                 let fitting: Vec<ObjectId> = listeners
                     .unwrap_or_default()
                     .into_iter()
@@ -522,10 +526,11 @@ impl Kernel {
             }
         };
         let is_down = target.is_none_or(|target| self.link(host, target).is_down || self.is_dark(target));
-        let is_full = listener.is_some_and(|listener| match self.socket(listener).map(|socket| &socket.state) {
-            Some(SocketState::Listening { waiting, backlog }) => waiting.len() >= *backlog,
-            _ => false,
-        });
+        let is_full =
+            listener.is_some_and(|listener| match self.socket(listener).map(|socket| &socket.state) {
+                Some(SocketState::Listening { waiting, backlog }) => waiting.len() >= *backlog,
+                _ => false,
+            });
         if is_down || is_full {
             if attempt >= CONNECT_ATTEMPTS {
                 self.fail_connect(id, libc::ETIMEDOUT);
@@ -538,7 +543,8 @@ impl Kernel {
             self.fail_connect(id, libc::ECONNREFUSED);
             return;
         };
-        let Some(Socket { state: SocketState::Listening { .. }, owner: server, is_inet, .. }) = self.socket(listener)
+        let Some(Socket { state: SocketState::Listening { .. }, owner: server, is_inet, .. }) =
+            self.socket(listener)
         else {
             self.fail_connect(id, libc::ECONNREFUSED);
             return;
@@ -597,7 +603,12 @@ impl Kernel {
     }
 
     /// Reads what has arrived; 0 bytes are the end.
-    pub(super) fn receive(&mut self, id: ObjectId, room: &mut [&mut [u8]], peek: bool) -> Result<usize, c_int> {
+    pub(super) fn receive(
+        &mut self,
+        id: ObjectId,
+        room: &mut [&mut [u8]],
+        peek: bool,
+    ) -> Result<usize, c_int> {
         let Some(socket) = self.socket(id) else { return Err(libc::ENOTSOCK) };
         let end = match &mut socket.state {
             SocketState::Open(end) => end,
@@ -645,9 +656,14 @@ impl Kernel {
             _ => return Err(libc::ENOTCONN),
         };
         if end.is_reset || end.write_shut {
-            return Err(if std::mem::replace(&mut socket.error, 0) == 0 { libc::EPIPE } else { libc::ECONNRESET });
+            return Err(if std::mem::replace(&mut socket.error, 0) == 0 {
+                libc::EPIPE
+            } else {
+                libc::ECONNRESET
+            });
         }
-        let (peer, peer_host, desertion, busy_until) = (end.peer, end.peer_host, end.desertion, end.busy_until);
+        let (peer, peer_host, desertion, busy_until) =
+            (end.peer, end.peer_host, end.desertion, end.busy_until);
         let total: usize = parts.iter().map(|part| part.len()).sum();
         if total == 0 {
             return Ok(0);
@@ -839,8 +855,8 @@ impl Kernel {
         }
     }
 
-    /// Bytes that were sent and not read yet.
-    pub(super) fn unread_by_peer(&mut self, id: ObjectId) -> usize {
+    /// Bytes that were sent and have not arrived.
+    pub(super) fn in_flight_to_peer(&mut self, id: ObjectId) -> usize {
         let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(id) else { return 0 };
         let Some(peer) = end.peer else { return 0 };
         match self.socket(peer) {

@@ -114,7 +114,7 @@ impl Kernel {
         }
     }
 
-    /// Something about an object is other than before: who waits for it looks again.
+    /// Something about an object has changed: wakes the threads, epoll instances and operations of rings that wait for it.
     pub(super) fn changed(&mut self, id: ObjectId) {
         let Some(object) = self.objects.get(&id) else { return };
         let (waiters, watchers) = (object.waiters.clone(), object.watchers.clone());
@@ -230,16 +230,23 @@ impl Kernel {
 
     /// What is ready in an epoll instance, as `(events, data)`.
     pub(super) fn collect(&mut self, epoll: ObjectId, max: usize) -> Vec<(u32, u64)> {
-        let Some(Object { kind: Kind::Epoll(state), .. }) = self.objects.get(&epoll) else { return Vec::new() };
-        let candidates: Vec<(c_int, Option<Interest>)> =
-            state.pending.iter().map(|descriptor| (*descriptor, state.interest.get(descriptor).copied())).collect();
-        let start = if candidates.is_empty() { 0 } else { self.random.below(candidates.len() as u64) as usize };
+        let Some(Object { kind: Kind::Epoll(state), .. }) = self.objects.get(&epoll) else {
+            return Vec::new();
+        };
+        let candidates: Vec<(c_int, Option<Interest>)> = state
+            .pending
+            .iter()
+            .map(|descriptor| (*descriptor, state.interest.get(descriptor).copied()))
+            .collect();
+        let start =
+            if candidates.is_empty() { 0 } else { self.random.below(candidates.len() as u64) as usize };
         let mut found = Vec::new();
         for (descriptor, interest) in candidates[start..].iter().chain(&candidates[..start]) {
             if found.len() == max {
                 break;
             }
-            let ready = interest.map_or(0, |interest| self.readiness(interest.object) & (interest.events | ALWAYS));
+            let ready =
+                interest.map_or(0, |interest| self.readiness(interest.object) & (interest.events | ALWAYS));
             let Some(Object { kind: Kind::Epoll(state), .. }) = self.objects.get_mut(&epoll) else { break };
             let Some(interest) = interest.filter(|_| ready != 0) else {
                 state.pending.remove(descriptor);
@@ -264,11 +271,11 @@ impl Kernel {
         Some(self.add_descriptor(object))
     }
 
-    /// Forgets a descriptor; returns whether it was a simulated one. The real one stays open.
-    pub(super) fn close(&mut self, descriptor: c_int) -> bool {
-        let Some((id, _)) = self.descriptors.remove(&descriptor) else { return false };
-        self.release(id, false);
-        true
+    /// Forgets a descriptor, if it is a simulated one. The real one of its number stays open.
+    pub(super) fn close(&mut self, descriptor: c_int) {
+        if let Some((id, _)) = self.descriptors.remove(&descriptor) {
+            self.release(id, false);
+        }
     }
 
     pub(super) fn release(&mut self, id: ObjectId, silently: bool) {

@@ -16,7 +16,6 @@ const ENTRIES_AT: usize = 0x1000_0000;
 const ENTRY_BYTES: usize = 64;
 const COMPLETION_BYTES: usize = 16;
 /// Where the parts of the queues lie in their memory.
-const HEADS: usize = 0;
 const ARRAY_AT: usize = 256;
 
 /// `IORING_SETUP_…`.
@@ -116,7 +115,7 @@ enum Word {
 
 impl Ring {
     fn word(&self, word: Word) -> &AtomicU32 {
-        let at = self.queues + HEADS + word as usize * 4;
+        let at = self.queues + word as usize * 4;
         // SAFETY: the queues are mapped as long as the simulation runs, and their words are aligned.
         unsafe { AtomicU32::from_ptr(at as *mut u32) }
     }
@@ -179,8 +178,13 @@ impl Ring {
 }
 
 impl Kernel {
-    /// Makes a ring; returns its descriptor, and its object, both to be given the memory that [`Kernel::lay_out`] was told.
-    pub(super) fn make_ring(&mut self, descriptor: c_int, wanted: u32, params: &mut Params) -> Result<c_int, c_int> {
+    /// Turns a descriptor of empty memory into a ring, fills in the parameters and returns the descriptor.
+    pub(super) fn make_ring(
+        &mut self,
+        descriptor: c_int,
+        wanted: u32,
+        params: &mut Params,
+    ) -> Result<c_int, c_int> {
         if params.flags & SETUP_POLLED != 0 || wanted == 0 {
             return Err(libc::EINVAL);
         }
@@ -209,7 +213,7 @@ impl Kernel {
         ] {
             ring.word(word).store(value, Ordering::Release);
         }
-        let place = |word: Word| (HEADS + word as usize * 4) as u32;
+        let place = |word: Word| (word as usize * 4) as u32;
         params.sq_entries = entries;
         params.cq_entries = completions;
         params.features = FEATURES;
@@ -246,7 +250,11 @@ impl Kernel {
     }
 
     pub(super) fn ring_readiness(ring: &Ring) -> u32 {
-        if ring.waiting_completions() > 0 { (libc::EPOLLIN | libc::EPOLLOUT) as u32 } else { libc::EPOLLOUT as u32 }
+        if ring.waiting_completions() > 0 {
+            (libc::EPOLLIN | libc::EPOLLOUT) as u32
+        } else {
+            libc::EPOLLOUT as u32
+        }
     }
 
     /// Takes submitted entries; returns how many.
@@ -280,7 +288,8 @@ impl Kernel {
         if entry.flags & FIXED_FILE == 0 {
             return Ok(self.object_of(entry.descriptor));
         }
-        let file = self.ring(id).and_then(|ring| ring.files.get(entry.descriptor as usize).copied().flatten());
+        let file =
+            self.ring(id).and_then(|ring| ring.files.get(entry.descriptor as usize).copied().flatten());
         file.map(Some).ok_or(libc::EBADF)
     }
 
@@ -320,7 +329,8 @@ impl Kernel {
         }
         match entry.operation {
             POLL_ADD => {
-                let ready = self.readiness(object) & (entry.operation_flags | (libc::POLLERR | libc::POLLHUP) as u32);
+                let ready =
+                    self.readiness(object) & (entry.operation_flags | (libc::POLLERR | libc::POLLHUP) as u32);
                 (ready != 0).then_some(ready as i32)
             }
             READ | READ_FIXED => self.read_number(object, entry),
@@ -430,7 +440,9 @@ impl Kernel {
             ring.overflown.push_back((user_data, result));
             ring.word(Word::SubmissionFlags).fetch_or(FLAG_OVERFLOW, Ordering::AcqRel);
         }
-        let event = ring.event.filter(|_| ring.word(Word::CompletionFlags).load(Ordering::Acquire) & EVENT_DISABLED == 0);
+        let event = ring
+            .event
+            .filter(|_| ring.word(Word::CompletionFlags).load(Ordering::Acquire) & EVENT_DISABLED == 0);
         if let Some(event) = event
             && let Some(Object { kind: Kind::Event { count, .. }, .. }) = self.objects.get_mut(&event)
         {
@@ -511,7 +523,12 @@ impl Kernel {
     }
 
     /// Puts descriptors at positions; -1 empties one. Only simulated ones can be registered.
-    pub(super) fn update_files(&mut self, id: ObjectId, first: usize, descriptors: &[c_int]) -> Result<(), c_int> {
+    pub(super) fn update_files(
+        &mut self,
+        id: ObjectId,
+        first: usize,
+        descriptors: &[c_int],
+    ) -> Result<(), c_int> {
         for (position, descriptor) in (first..).zip(descriptors) {
             let object = match *descriptor {
                 -1 => None,
@@ -561,7 +578,9 @@ fn map(descriptor: c_int, queue_bytes: usize, entry_bytes: usize) -> Result<(usi
     let map = |bytes: usize, at: usize| {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping, of a file that is as long.
-        let place = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, descriptor, at as i64) };
+        let place = unsafe {
+            libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, descriptor, at as i64)
+        };
         if place == libc::MAP_FAILED { Err(libc::ENOMEM) } else { Ok(place as usize) }
     };
     Ok((map(queue_bytes, 0)?, map(entry_bytes, ENTRIES_AT)?))
@@ -585,7 +604,8 @@ unsafe fn memory_of<'a>(entry: &Entry, by_message: u8) -> Vec<&'a mut [u8]> {
     // SAFETY: as the caller warrants.
     let parts = unsafe { std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) };
     // SAFETY: as the caller warrants.
-    let memory = |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
+    let memory =
+        |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
     parts.iter().filter(|part| part.iov_len > 0).map(memory).collect()
 }
 

@@ -1,4 +1,4 @@
-//! Whose turn it is: threads, the processes that they belong to, and what they wait for.
+//! The scheduler: which thread runs, what the others wait for, and the processes that they belong to.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -185,7 +185,9 @@ impl Kernel {
     }
 
     pub(super) fn kill(&mut self, process: super::ProcessId, silently: bool) {
-        let Some(state) = self.processes.get_mut(process.index()).filter(|state| state.is_alive) else { return };
+        let Some(state) = self.processes.get_mut(process.index()).filter(|state| state.is_alive) else {
+            return;
+        };
         state.is_alive = false;
         self.hosts[state.host.index()].is_dark = silently;
         self.trace.step("kill", self.now, u64::from(process.0), u64::from(silently));
@@ -194,7 +196,9 @@ impl Kernel {
         }
         let threads = &self.threads;
         self.runnable.retain(|id| threads[id.index()].process != process);
-        self.futexes.values_mut().for_each(|waiting| waiting.retain(|id| threads[id.index()].process != process));
+        self.futexes
+            .values_mut()
+            .for_each(|waiting| waiting.retain(|id| threads[id.index()].process != process));
         self.lose_unsynced(process, silently);
         self.close_all(process, silently);
     }
@@ -215,7 +219,8 @@ impl Kernel {
             self.processes[process.index()].held_back.append(&mut held_back);
         } else {
             let held_back = std::mem::take(&mut self.processes[process.index()].held_back);
-            self.runnable.extend(held_back.into_iter().filter(|id| threads[id.index()].state == State::Ready));
+            self.runnable
+                .extend(held_back.into_iter().filter(|id| threads[id.index()].state == State::Ready));
         }
     }
 
@@ -232,7 +237,15 @@ fn real_futex(word: &AtomicU32, operation: i32, value: u32) {
     let address = std::ptr::from_ref(word) as usize;
     // SAFETY: the word lives as long as the process.
     unsafe {
-        function(libc::SYS_futex, address, (operation | libc::FUTEX_PRIVATE_FLAG) as usize, value as usize, 0, 0, 0)
+        function(
+            libc::SYS_futex,
+            address,
+            (operation | libc::FUTEX_PRIVATE_FLAG) as usize,
+            value as usize,
+            0,
+            0,
+            0,
+        )
     };
 }
 
@@ -422,14 +435,6 @@ pub(super) fn start_in(process: ProcessId, name: &str, main: impl FnOnce() + Sen
     STARTS_IN.set(Some(process));
     let started = std::thread::Builder::new().name(name.to_owned()).stack_size(8 << 20).spawn(main);
     STARTS_IN.set(None);
-    if started.is_err() {
-        report::fail("the system starts no more threads");
-    }
-}
-
-/// Starts a thread of the scenario.
-pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) {
-    let started = std::thread::Builder::new().name(name.to_owned()).spawn(work);
     if started.is_err() {
         report::fail("the system starts no more threads");
     }

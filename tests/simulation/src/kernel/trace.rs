@@ -1,4 +1,4 @@
-//! What happened: a hash of everything, and the story of what a reader wants to know.
+//! What happened, as a hash.
 
 /// A hash over each step of the kernel, by which two runs are compared.
 #[derive(Debug)]

@@ -137,6 +137,7 @@ pub(super) unsafe extern "C" fn epoll_pwait2(
     timeout: *const libc::timespec,
     _mask: *const libc::sigset_t,
 ) -> c_int {
+    // Programs fall back to `epoll_wait` where the real system is asked.
     let Some(id) = object(epoll) else { return fail(libc::ENOSYS) };
     // SAFETY: the caller gives a time or none.
     let timeout = unsafe { given(timeout) }.map(nanos);
@@ -259,6 +260,47 @@ unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_
     opened(unsafe { real::OPEN64.get()(path, flags, mode) })
 }
 
+/// Whether a descriptor is one of a file that a simulated process has opened; if so, its disk takes its time.
+fn waits_for_disk(descriptor: c_int) -> bool {
+    if current().is_none() {
+        return false;
+    }
+    let until = with(|kernel| {
+        let is_file = kernel.files.contains_key(&descriptor);
+        is_file.then(|| kernel.now + kernel.disk_delay())
+    });
+    if let Some(until) = until {
+        sleep_until(until);
+    }
+    until.is_some()
+}
+
+fn moved(result: c_int) -> isize {
+    if result < 0 { fail(-result) as isize } else { result as isize }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pread64(descriptor: c_int, room: *mut c_void, bytes: usize, offset: i64) -> isize {
+    if !waits_for_disk(descriptor) {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::PREAD64.get()(descriptor, room, bytes, offset) };
+    }
+    // SAFETY: the caller gives room for so many bytes.
+    let room = unsafe { std::slice::from_raw_parts_mut(room.cast::<u8>(), bytes) };
+    moved(with(|kernel| kernel.read_file(descriptor, room, offset)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pwrite64(descriptor: c_int, content: *const c_void, bytes: usize, offset: i64) -> isize {
+    if !waits_for_disk(descriptor) {
+        // SAFETY: the caller's own arguments.
+        return unsafe { real::PWRITE64.get()(descriptor, content, bytes, offset) };
+    }
+    // SAFETY: the caller gives so many bytes.
+    let content = unsafe { std::slice::from_raw_parts(content.cast::<u8>(), bytes) };
+    moved(with(|kernel| kernel.write_file(descriptor, content, offset)))
+}
+
 fn sync(descriptor: c_int) -> c_int {
     let (until, done) = with(|kernel| (kernel.now + kernel.disk_delay(), kernel.sync(descriptor)));
     sleep_until(until);
@@ -336,7 +378,7 @@ unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: usize)
             return 0;
         }
         libc::FIONREAD => with(|kernel| kernel.unread(id)),
-        libc::TIOCOUTQ => with(|kernel| kernel.unread_by_peer(id)),
+        libc::TIOCOUTQ => with(|kernel| kernel.in_flight_to_peer(id)),
         _ => return fail(libc::ENOTTY),
     };
     // SAFETY: the caller gives room for a number.
@@ -430,7 +472,8 @@ unsafe fn rooms<'a>(parts: *const libc::iovec, count: c_int) -> Vec<&'a mut [u8]
     // SAFETY: as the caller warrants.
     let parts = unsafe { std::slice::from_raw_parts(parts, count as usize) };
     // SAFETY: as the caller warrants.
-    let room = |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
+    let room =
+        |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
     parts.iter().filter(|part| part.iov_len > 0).map(room).collect()
 }
 
@@ -440,7 +483,8 @@ unsafe fn contents<'a>(parts: *const libc::iovec, count: c_int) -> Vec<&'a [u8]>
     // SAFETY: as the caller warrants.
     let parts = unsafe { std::slice::from_raw_parts(parts, count as usize) };
     // SAFETY: as the caller warrants.
-    let bytes = |part: &libc::iovec| unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) };
+    let bytes =
+        |part: &libc::iovec| unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) };
     parts.iter().filter(|part| part.iov_len > 0).map(bytes).collect()
 }
 

@@ -1,7 +1,7 @@
 //! The functions of the C library that this executable defines in its place.
 //!
 //! Each answers from the simulated kernel on a simulated thread, for descriptors that are simulated, and calls the C library's
-//! own function otherwise. Variadic ones are defined with as many arguments as any caller passes: on the calling conventions of
+//! own function otherwise (`exit`, `gethostname` and `epoll_pwait2`, which nothing outside needs, do less). Variadic ones are defined with as many arguments as any caller passes: on the calling conventions of
 //! Linux they arrive as those of a variadic call do.
 
 mod clocks;

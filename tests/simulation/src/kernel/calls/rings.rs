@@ -44,7 +44,8 @@ pub(super) fn enter(descriptor: c_int, count: u32, wanted: u32, flags: u32, argu
     };
     if flags & ENTER_GETEVENTS != 0 && wanted > 0 {
         // SAFETY: with this flag the caller gives `struct io_uring_getevents_arg`, whose last word is the address of a time.
-        let words = (flags & ENTER_EXT_ARG != 0).then(|| unsafe { given(argument as *const [u64; 3]) }).flatten();
+        let words =
+            (flags & ENTER_EXT_ARG != 0).then(|| unsafe { given(argument as *const [u64; 3]) }).flatten();
         // SAFETY: the caller gives a time or none.
         let limit = words.and_then(|words| unsafe { given(words[2] as *const libc::timespec) }).map(nanos);
         if !await_completions(id, wanted, limit) {
@@ -104,7 +105,8 @@ pub(super) fn register(descriptor: c_int, operation: c_uint, argument: usize, co
             };
             let count = if operation == 6 { count } else { 1 };
             // SAFETY: the update names so many descriptors.
-            let descriptors = unsafe { std::slice::from_raw_parts(update.data as *const c_int, count as usize) };
+            let descriptors =
+                unsafe { std::slice::from_raw_parts(update.data as *const c_int, count as usize) };
             let first = update.offset as usize;
             return match with(|kernel| kernel.update_files(id, first, descriptors)) {
                 Ok(()) => c_long::from(count),

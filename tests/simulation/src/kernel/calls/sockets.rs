@@ -60,7 +60,10 @@ unsafe fn address_of(address: *const libc::sockaddr, length: libc::socklen_t) ->
         libc::AF_INET => {
             // SAFETY: an address of this family has this form.
             let inet = unsafe { given(address.cast::<libc::sockaddr_in>()) }?;
-            Some(Address::Inet(Ipv4Addr::from(u32::from_be(inet.sin_addr.s_addr)), u16::from_be(inet.sin_port)))
+            Some(Address::Inet(
+                Ipv4Addr::from(u32::from_be(inet.sin_addr.s_addr)),
+                u16::from_be(inet.sin_port),
+            ))
         }
         libc::AF_UNIX => {
             let bytes = (length as usize).saturating_sub(size_of::<libc::sa_family_t>());
@@ -69,7 +72,8 @@ unsafe fn address_of(address: *const libc::sockaddr, length: libc::socklen_t) ->
             // SAFETY: the path has the rest of the length.
             let path = unsafe { std::slice::from_raw_parts(path, bytes) };
             let is_abstract = path.first() == Some(&0);
-            let end = if is_abstract { bytes } else { path.iter().position(|byte| *byte == 0).unwrap_or(bytes) };
+            let end =
+                if is_abstract { bytes } else { path.iter().position(|byte| *byte == 0).unwrap_or(bytes) };
             Some(Address::Path(path[..end].to_vec()))
         }
         _ => None,
@@ -116,7 +120,11 @@ unsafe fn tell(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn bind(descriptor: c_int, address: *const libc::sockaddr, length: libc::socklen_t) -> c_int {
+unsafe extern "C" fn bind(
+    descriptor: c_int,
+    address: *const libc::sockaddr,
+    length: libc::socklen_t,
+) -> c_int {
     let Some(id) = object(descriptor) else {
         // SAFETY: the caller's own arguments.
         return unsafe { real::BIND.get()(descriptor, address, length) };
@@ -307,7 +315,8 @@ unsafe extern "C" fn setsockopt(
         // SAFETY: the caller's own arguments.
         return unsafe { real::SETSOCKOPT.get()(descriptor, level, name, value, length) };
     };
-    let duration = |value: &libc::timeval| -> Nanos { value.tv_sec as u64 * SECOND + value.tv_usec as u64 * 1000 };
+    let duration =
+        |value: &libc::timeval| -> Nanos { value.tv_sec as u64 * SECOND + value.tv_usec as u64 * 1000 };
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_REUSEPORT) => {
             // SAFETY: the value of this option is a number.
@@ -437,7 +446,8 @@ unsafe fn parts_of<'a>(message: &libc::msghdr) -> Vec<&'a mut [u8]> {
     // SAFETY: as the caller warrants.
     let parts = unsafe { std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) };
     // SAFETY: as the caller warrants.
-    let memory = |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
+    let memory =
+        |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
     parts.iter().filter(|part| part.iov_len > 0).map(memory).collect()
 }
 

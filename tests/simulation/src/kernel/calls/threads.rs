@@ -3,10 +3,23 @@
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::super::threads::{self, Woken, current, preemption_point, switch, yield_now};
+use super::super::threads::{self, Woken, current, preemption_point, yield_now};
 use super::super::{real, report, with};
 use super::{descriptors, fail, given, nanos, rings};
 
+/// System calls by number that the real system answers: of memory and files.
+const REAL_CALLS: [c_long; 10] = [
+    libc::SYS_memfd_create,
+    libc::SYS_mlock2,
+    libc::SYS_statx,
+    libc::SYS_renameat2,
+    libc::SYS_open,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_copy_file_range,
+    libc::SYS_getdents64,
+    libc::SYS_syncfs,
+];
 /// Processors that each host has.
 const PROCESSORS: usize = 2;
 
@@ -46,7 +59,11 @@ unsafe extern "C" fn sched_yield() -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sched_getaffinity(process: libc::pid_t, bytes: usize, set: *mut libc::cpu_set_t) -> c_int {
+unsafe extern "C" fn sched_getaffinity(
+    process: libc::pid_t,
+    bytes: usize,
+    set: *mut libc::cpu_set_t,
+) -> c_int {
     if current().is_none() {
         // SAFETY: the caller's own arguments.
         return unsafe { real::SCHED_GETAFFINITY.get()(process, bytes, set) };
@@ -59,7 +76,11 @@ unsafe extern "C" fn sched_getaffinity(process: libc::pid_t, bytes: usize, set: 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sched_setaffinity(process: libc::pid_t, bytes: usize, set: *const libc::cpu_set_t) -> c_int {
+unsafe extern "C" fn sched_setaffinity(
+    process: libc::pid_t,
+    bytes: usize,
+    set: *const libc::cpu_set_t,
+) -> c_int {
     if current().is_none() {
         // SAFETY: the caller's own arguments.
         return unsafe { real::SCHED_SETAFFINITY.get()(process, bytes, set) };
@@ -97,7 +118,8 @@ unsafe extern "C" fn uname(names: *mut libc::utsname) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn exit(code: c_int) -> ! {
     if current().is_some() {
-        report::fail(&format!("a process ends itself with {code}"));
+        let name = with(|kernel| kernel.processes[kernel.process().index()].name.clone());
+        report::fail(&format!("{name} ends itself with {code}"));
     }
     report::end(code)
 }
@@ -127,13 +149,16 @@ unsafe extern "C" fn syscall(
             libc::SYS_epoll_pwait2 => {
                 let (events, timeout) = (b as *mut libc::epoll_event, d as *const libc::timespec);
                 // SAFETY: the caller's own arguments.
-                let found = unsafe { descriptors::epoll_pwait2(a as c_int, events, c as c_int, timeout, std::ptr::null()) };
+                let found = unsafe {
+                    descriptors::epoll_pwait2(a as c_int, events, c as c_int, timeout, std::ptr::null())
+                };
                 return c_long::from(found);
             }
             libc::SYS_io_uring_setup => return rings::setup(a as u32, b),
             libc::SYS_io_uring_enter => return rings::enter(a as c_int, b as u32, c as u32, d as u32, e),
             libc::SYS_io_uring_register => return rings::register(a as c_int, b as u32, c, d as u32),
-            _ => {}
+            number if REAL_CALLS.contains(&number) => {}
+            other => report::fail(&format!("system call {other} is not simulated")),
         }
     }
     // SAFETY: the caller's own arguments.
@@ -189,19 +214,11 @@ fn futex(address: usize, operation: c_int, value: u32, timeout: usize, _bits: u3
         libc::FUTEX_REQUEUE | libc::FUTEX_CMP_REQUEUE => {
             // All are woken, and look again: allowed, since wake-ups may come for nothing.
             let woken = with(|kernel| kernel.wake_futex(address, usize::MAX));
-            switch_soon();
+            yield_now();
             woken as c_long
         }
         other => report::fail(&format!("futex operation {other} is not simulated")),
     }
-}
-
-fn switch_soon() {
-    with(|kernel| {
-        let me = kernel.current;
-        kernel.runnable.push(me);
-    });
-    switch();
 }
 
 /// Name of the host.
@@ -220,4 +237,3 @@ unsafe extern "C" fn gethostname(room: *mut c_char, bytes: usize) -> c_int {
     }
     0
 }
-
