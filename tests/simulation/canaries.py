@@ -2,7 +2,7 @@
 """Plants the bugs of canaries.toml in a copy of the tree, all in one build, and has the simulator find each of them.
 
 Each canary is switched on by itself (KVASIR_CANARY). The plan that is saved for it, plans/NAME.json, must fail then; where there is
-none, or with --record, seeds are tried in turn. --record saves the plan of the first seed that fails, shrunk. That the plans pass
+none, seeds are tried in turn. --record saves the plan of the first seed that fails, shrunk. That the plans pass
 without a canary is a test of the crate (tests/seeds.rs).
 """
 
@@ -57,10 +57,10 @@ def build(canaries, folder):
     copy_tree(tree, {name: text.encode() for name, text in changed.items()})
     usual = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug"
     if not target.exists() and usual.exists():
-        # What others wrote is built already.
+        # What others wrote is built already, and what is built of the copy has names of its own: files are linked, none is changed.
         (target / "debug").mkdir(parents=True)
         for part in ("deps", "build", ".fingerprint"):
-            subprocess.run(["cp", "-a", usual / part, target / "debug" / part], check=False)
+            subprocess.run(["cp", "-al", usual / part, target / "debug" / part], check=False)
     environment = dict(os.environ, CARGO_TARGET_DIR=str(target), CARGO_INCREMENTAL="0")
     environment.pop("RUSTC_WORKSPACE_WRAPPER", None)
     command = ["cargo", "build", "--quiet", "--locked", "--all-features", "-p", "tests-simulation"]
@@ -77,6 +77,8 @@ def run(binary, name, *arguments):
         [binary, *map(str, arguments)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     found = re.search(r"^seed (\d+): (.*)$", ran.stdout, re.MULTILINE)
+    if found and "no result after a minute" in found[2]:
+        sys.exit(f"{name}: {found[2]}")
     if not found and ran.returncode != 0:
         sys.exit(f"{binary} has failed:\n{ran.stdout}")
     return (int(found[1]), found[2]) if found else None
@@ -92,7 +94,7 @@ def search(binary, name, seeds, saves):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2000, help="how many seeds are tried at most")
-    parser.add_argument("--record", action="store_true", help="search for each, and save its plan")
+    parser.add_argument("--record", action="store_true", help="search for those that no plan finds, and save their plans")
     parser.add_argument("--built", action="store_true", help="take the simulator that the last run has built")
     parser.add_argument("--folder", type=Path, default=ROOT / "target" / "canaries", help="where it is built")
     parser.add_argument("names", nargs="*")
@@ -113,9 +115,10 @@ def main():
         if options.names and name not in options.names:
             continue
         began, plan = time.monotonic(), PLANS / f"{name}.json"
-        if plan.exists() and not options.record:
-            failure, how = run(binary, name, "--plans", plan, "--no-shrink"), "by its plan"
-        else:
+        failure, how = None, "by its plan"
+        if plan.exists():
+            failure = run(binary, name, "--plans", plan, "--no-shrink")
+        if failure is None and (options.record or not plan.exists()):
             failure = search(binary, name, options.seeds, options.record)
             how = f"by seed {failure[0]}, the first that fails" if failure else ""
         if failure is None:

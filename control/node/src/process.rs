@@ -20,7 +20,7 @@ pub(crate) fn start(common: &Common) -> Result<Settings> {
         .with_env_filter(filter)
         .with_ansi(!is_plain && std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    // Of several nodes in one process, or where the program that hosts them has set one, the first is kept.
+    // A subscriber that is set already is kept: a simulation runs several nodes in one process.
     let _kept = match common.log_format {
         LogFormat::Text => log.try_init(),
         LogFormat::Json => log.json().try_init(),

@@ -17,7 +17,7 @@ thread_local! {
     static NUMBERS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A number that nobody can guess. No allocation but a thread's first, and one system call for [`DRAWN`] numbers.
+/// A number that nobody can guess. No allocation but a thread's first, and one system call for many numbers.
 ///
 /// # Panics
 ///

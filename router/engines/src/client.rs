@@ -152,6 +152,24 @@ impl EngineClient {
         }
     }
 
+    /// A small `GET` of a path that not every release has: the body of a 200, `None` for any other answer but those that may be others
+    /// later (overload, a proxy without its engine), which are errors.
+    pub async fn get_optional(&self, path: &str) -> Result<Option<Bytes>, EngineError> {
+        let response = self.send(Method::GET, path, Bytes::new()).await?;
+        let status = response.status();
+        let body = self.whole_body(response).await?;
+        match status {
+            StatusCode::OK => Ok(Some(body)),
+            StatusCode::REQUEST_TIMEOUT
+            | StatusCode::TOO_EARLY
+            | StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT => Err(self.protocol(format!("GET {path} answered {status}"))),
+            _ => Ok(None),
+        }
+    }
+
     /// A small `GET`; only its status.
     pub async fn status(&self, path: &str) -> Result<StatusCode, EngineError> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;

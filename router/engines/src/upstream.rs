@@ -42,9 +42,10 @@ const EXPIRED_EACH_MAX: usize = 4;
 /// A connection that was closed while it was idle fails within this time; later it is the engine that failed.
 const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
-/// An engine's machine that acknowledges nothing for so long is gone, or something on the way has forgotten the connection. An
-/// engine that computes is none of it: its kernel acknowledges.
-const SILENT_MAX: Duration = Duration::from_secs(30);
+/// A connection to an engine on which nothing is acknowledged for so long is given up: the machine is gone, or something on the way
+/// has forgotten the connection. An engine that computes is unaffected, as its kernel acknowledges; one that does not read a body
+/// that its kernel cannot hold has as long.
+const SILENT_MAX: Duration = Duration::from_secs(120);
 
 /// What became of a request that got no whole answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -229,7 +230,7 @@ impl Upstream {
         };
         // A connection that is gone already will say so soon.
         let _gone = stream.set_nodelay(true);
-        let _gone = router_tls::set_clocks(&stream, SILENT_MAX);
+        let _gone = router_tls::set_dead_peer_timeout(&stream, SILENT_MAX);
         let stream = match &self.tls {
             None if self.base.starts_with("https://") => {
                 return Err(self.error("there are no settings for https"));

@@ -109,7 +109,7 @@ impl Follower {
     }
 
     /// A replay from [`Self::replay_from`] on has brought nothing, not even the last message that is known: the publisher has started
-    /// again, and has not passed it yet. What the index has of it is of its former life.
+    /// again, and has not passed it yet. What the index has of it is from before the restart.
     pub fn replayed_nothing(&mut self, index: &mut IndexWriter<'_>) -> Step {
         if self.expected() == 0 {
             return Step::Done;

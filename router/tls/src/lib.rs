@@ -45,4 +45,4 @@ pub use listener::TlsListener;
 pub use plain::PlainListener;
 pub use reload::ReloadCounts;
 pub use server::{HandshakeCounts, ServerStream, ServerTls};
-pub use socket::{ClientSocket, set_clocks};
+pub use socket::{ClientSocket, set_dead_peer_timeout};

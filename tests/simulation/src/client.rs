@@ -43,15 +43,27 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Asks, and compares what comes with the reference.
 pub(crate) async fn ask(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64) -> Outcome {
-    let talk = talk(address, exchange, manner, id);
+    let mut bytes = Vec::with_capacity(4096);
+    let talk = talk(address, exchange, manner, id, &mut bytes);
     let (limit, end) = match manner.leaves_after {
         None => (PATIENCE, Outcome::GaveUp),
         Some(millis) => (Duration::from_millis(millis), Outcome::Left),
     };
-    tokio::time::timeout(limit, talk).await.unwrap_or(end)
+    match tokio::time::timeout(limit, talk).await {
+        Ok(true) => judge(&bytes, exchange, manner),
+        Ok(false) => judge_part(&bytes, exchange, manner, Outcome::Cut),
+        Err(_) => judge_part(&bytes, exchange, manner, end),
+    }
 }
 
-async fn talk(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64) -> Outcome {
+/// Sends the request and reads to the end; false when there is none.
+async fn talk(
+    address: SocketAddr,
+    exchange: &Exchange,
+    manner: Manner,
+    id: u64,
+    bytes: &mut Vec<u8>,
+) -> bool {
     let mut body = json!({
         "model": "tiny", "messages": exchange.messages, "max_tokens": exchange.tokens_max, "stream": manner.streams,
         "temperature": 0,
@@ -65,32 +77,30 @@ async fn talk(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64)
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let Ok(mut stream) = TcpStream::connect(address).await else { return Outcome::Cut };
+    let Ok(mut stream) = TcpStream::connect(address).await else { return false };
     if stream.write_all(request.as_bytes()).await.is_err() {
-        return Outcome::Cut;
+        return false;
     }
-    let mut bytes = Vec::with_capacity(4096);
     loop {
-        match stream.read_buf(&mut bytes).await {
-            Ok(0) => break,
+        match stream.read_buf(bytes).await {
+            Ok(0) => return true,
             Ok(_) if manner.pause > 0 => tokio::time::sleep(Duration::from_millis(manner.pause)).await,
             Ok(_) => {}
-            Err(_) => return judge_cut(&bytes, exchange, manner),
+            Err(_) => return false,
         }
     }
-    judge(&bytes, exchange, manner)
 }
 
-/// What came of an answer that was cut must be a beginning of the right one.
-fn judge_cut(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
-    let Some((head, content)) = split(bytes) else { return Outcome::Cut };
+/// What came of an answer that has no end must be a beginning of the right one.
+fn judge_part(bytes: &[u8], exchange: &Exchange, manner: Manner, end: Outcome) -> Outcome {
+    let Some((head, content)) = split(bytes) else { return end };
     if manner.streams && head.starts_with("HTTP/1.1 200") {
         let events = Events::read(&dechunk(content).0);
         if !exchange.answer.starts_with(&events.text) {
             return Outcome::Wrong(format!("a cut stream says {:?} for {:?}", events.text, exchange.answer));
         }
     }
-    Outcome::Cut
+    end
 }
 
 fn split(bytes: &[u8]) -> Option<(String, &[u8])> {
@@ -183,7 +193,18 @@ fn judge(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
         return Outcome::Wrong(format!("no status in {head:?}"));
     };
     let is_chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
-    let (content, is_whole) = if is_chunked { dechunk(content) } else { (content.to_vec(), true) };
+    let length = head
+        .to_ascii_lowercase()
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+    let (content, is_whole) = match (is_chunked, length) {
+        (true, _) => dechunk(content),
+        (false, Some(length)) => (content.to_vec(), content.len() == length),
+        (false, None) => return Outcome::Wrong(format!("neither chunks nor a length in {head:?}")),
+    };
+    if !is_whole {
+        return judge_part(bytes, exchange, manner, Outcome::Cut);
+    }
     if status != 200 {
         let message = serde_json::from_slice::<Value>(&content).ok();
         // Engines' own errors are passed on as they are, and some makes have the message at the top.
@@ -191,28 +212,18 @@ fn judge(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
             |message: &Value| message["error"]["message"].is_string() || message["message"].is_string();
         return match message.filter(is_error) {
             Some(_) => Outcome::Refused(status),
-            None if !is_whole || content.is_empty() => Outcome::Cut,
             None => Outcome::Wrong(format!(
                 "status {status} without an error: {}",
                 String::from_utf8_lossy(&content)
             )),
         };
     }
-    if manner.streams {
-        judge_stream(&content, is_whole, exchange)
-    } else {
-        judge_whole(&content, is_whole, exchange)
-    }
+    if manner.streams { judge_stream(&content, exchange) } else { judge_whole(&content, exchange) }
 }
 
-fn judge_whole(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome {
+fn judge_whole(content: &[u8], exchange: &Exchange) -> Outcome {
     let Ok(answer) = serde_json::from_slice::<Value>(content) else {
-        let text = String::from_utf8_lossy(content);
-        return if is_whole && !content.is_empty() && content.ends_with(b"}") {
-            Outcome::Wrong(format!("an answer that is no JSON: {text}"))
-        } else {
-            Outcome::Cut
-        };
+        return Outcome::Wrong(format!("an answer that is no JSON: {}", String::from_utf8_lossy(content)));
     };
     let choice = &answer["choices"][0];
     let usage = (answer["usage"]["prompt_tokens"].as_u64(), answer["usage"]["completion_tokens"].as_u64());
@@ -228,7 +239,7 @@ fn judge_whole(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome {
     Outcome::Right
 }
 
-fn judge_stream(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome {
+fn judge_stream(content: &[u8], exchange: &Exchange) -> Outcome {
     let events = Events::read(content);
     if !exchange.answer.starts_with(&events.text) {
         return Outcome::Wrong(format!("a stream says {:?} for {:?}", events.text, exchange.answer));
@@ -250,11 +261,7 @@ fn judge_stream(content: &[u8], is_whole: bool, exchange: &Exchange) -> Outcome 
         };
     }
     if !events.is_done {
-        return if is_whole {
-            Outcome::Wrong("a stream that ends without its end".to_owned())
-        } else {
-            Outcome::Cut
-        };
+        return Outcome::Wrong("a stream that ends without its end".to_owned());
     }
     let wanted = Some((exchange.prompt_tokens, exchange.completion_tokens));
     if events.text != exchange.answer

@@ -426,9 +426,13 @@ fn start_engine(
 ) -> ProcessId {
     let plan = plan.clone();
     kernel::start_process(host, &format!("engine{number}"), move || {
-        if plan.make == Make::Worker {
+        while plan.make == Make::Worker {
             run_worker(number, plan.role);
-            report::fail(&format!("worker {number} has ended by itself"));
+            // A disk whose log cannot be read keeps a worker from starting, and whoever supervises it starts it again.
+            if kernel::disk_of(host) == DiskFaults::default() {
+                report::fail(&format!("worker {number} has ended by itself"));
+            }
+            std::thread::sleep(Duration::from_secs(1));
         }
         let ended = run_engine(host, number, &plan, &place);
         report::fail(&format!("engine{number} has ended: {ended:?}"));

@@ -70,6 +70,10 @@ impl Tiers {
         self.host_kib > 0
     }
 
+    pub(crate) fn has_disk(self) -> bool {
+        self.has_host() && self.disk_kib > 0
+    }
+
     pub(crate) fn has_stores(self) -> bool {
         self.has_host() && self.stores > 0
     }
@@ -185,7 +189,7 @@ fn draw_workers(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
         2 => &[Role::Prefill, Role::Decode, Role::Decode],
         _ => &[Role::Prefill, Role::Prefill, Role::Decode],
     };
-    let blocks = *random.pick(&[64, 160, 1024]);
+    let blocks = *random.pick(&[48, 64, 160]);
     let engine = |role: &Role| EnginePlan {
         make: Make::Worker,
         role: *role,
@@ -195,7 +199,7 @@ fn draw_workers(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
         events: true,
     };
     let tiers = Tiers {
-        host_kib: *random.pick(&[0, 256, 2048]),
+        host_kib: *random.pick(&[0, 64, 64, 512]),
         disk_kib: *random.pick(&[0, 2048, 8192]),
         stores: *random.pick(&[0, 0, 1, 2]),
     };
@@ -235,6 +239,8 @@ impl Plan {
     fn draw_questions(&mut self, random: &mut Random, lasts: u64) {
         let count = *random.pick(&[6, 15, 30]);
         let (leaves, slow) = (random.one_in(2), random.one_in(3));
+        // Few conversations come back often: their blocks are found in tiers.
+        let conversations = *random.pick(&[CONVERSATIONS as u64, 4]);
         let mut turns = [0; CONVERSATIONS];
         let mut times: Vec<u64> = (0..count).map(|_| random.below(lasts)).collect();
         if random.one_in(3) {
@@ -243,7 +249,7 @@ impl Plan {
         }
         times.sort_unstable();
         for at in times {
-            let conversation = random.below(CONVERSATIONS as u64) as usize;
+            let conversation = random.below(conversations) as usize;
             let turn = turns[conversation];
             turns[conversation] = (turn + 1) % TURNS;
             let leaves_after = (leaves && random.one_in(4)).then(|| random.between(1, 2_000));
@@ -286,9 +292,7 @@ impl Plan {
     fn draw_faults(&mut self, random: &mut Random, lasts: u64) {
         // Swarm testing (Groce et al., ISSTA 2012): each run has some kinds of faults and lacks others.
         let kinds = (0..8).filter(|kind| {
-            random.one_in(3)
-                && !(*kind == 5 && self.is_reference())
-                && (*kind != 7 || self.tiers.disk_kib > 0)
+            random.one_in(3) && !(*kind == 5 && self.is_reference()) && (*kind != 7 || self.tiers.has_disk())
         });
         let kinds: Vec<u64> = kinds.collect();
         if kinds.is_empty() {
@@ -325,7 +329,8 @@ impl Plan {
                     slow_ms: *random.pick(&[0, 0, 5, 300, 5_000]),
                     fail_one_in: *random.pick(&[0, 0, 20, 2]),
                     rot_one_in: *random.pick(&[0, 10, 2, 1]),
-                    lasts: duration,
+                    // Disks are read now and then only.
+                    lasts: duration * 20,
                 },
                 _ => match random.below(3) {
                     0 => {

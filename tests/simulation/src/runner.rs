@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::FormatTime;
 
 use crate::catalog::{self, Catalog, MODEL};
-use crate::kernel::report;
+use crate::kernel::{self, report};
 use crate::life::{self, Summary};
 use crate::model;
 use crate::plan::Plan;
@@ -196,12 +198,24 @@ fn become_run(
     pin(place);
     // SAFETY: this process has one thread.
     unsafe { std::env::set_var("KVASIR_PEER_KEY", "gateways of one simulated cluster believe each other") };
-    if let Some(level) = watching.log {
-        tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(std::io::stderr).init();
-    } else {
-        tracing_subscriber::fmt().with_max_level(tracing::Level::ERROR).with_writer(std::io::sink).init();
-    }
+    let level = watching.log.unwrap_or(tracing::Level::ERROR);
+    let quiet = watching.log.is_none();
+    let writer = move || -> Box<dyn std::io::Write> {
+        if quiet { Box::new(std::io::sink()) } else { Box::new(std::io::stderr()) }
+    };
+    // Telling the time takes none: a run that is watched is the run that was not.
+    let log = tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_timer(SimulatedTime);
+    log.with_writer(writer).init();
     life::live(plan, catalog, watching.prints_trace, watching.tells)
+}
+
+/// The simulated time of a line of the log.
+struct SimulatedTime;
+
+impl FormatTime for SimulatedTime {
+    fn format_time(&self, line: &mut Writer<'_>) -> std::fmt::Result {
+        write!(line, "{:>9.3} s", kernel::now() as f64 / 1e9)
+    }
 }
 
 /// Turns are passed on fastest on one processor.

@@ -381,7 +381,7 @@ impl Scheduler {
         self.admit();
         let started = Instant::now();
         let scheduled = self.schedule();
-        // Every slot is held by others: transfers end on their own thread, and most say so.
+        // Every slot is held by others: transfers end on their own thread. Most send a message then; the rest is noticed in time.
         self.is_stalled = scheduled.is_empty() && !self.running.is_empty();
         if !scheduled.is_empty() {
             self.compute(&scheduled);

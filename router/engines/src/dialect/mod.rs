@@ -345,11 +345,11 @@ pub(crate) async fn json(client: &EngineClient, path: &str) -> Result<Value, Eng
     serde_json::from_slice(&body).map_err(|error| client.protocol(format!("GET {path}: {error}")))
 }
 
-/// The same of a path that not every release has: `null` where it is refused. That it could not be asked for is an error: it says
-/// nothing of the path, and an engine that is taken for one without KV events stays so until it starts again.
+/// The same of a path that not every release has: `null` where the answer is no JSON or refuses it. That it could not be asked for
+/// is an error, as is an answer that says "later": an engine that is taken for one without KV events stays so until it starts again.
 pub(crate) async fn json_if_present(client: &EngineClient, path: &str) -> Result<Value, EngineError> {
-    let Some(body) = client.get_if_present(path).await? else { return Ok(Value::Null) };
-    serde_json::from_slice(&body).map_err(|error| client.protocol(format!("GET {path}: {error}")))
+    let body = client.get_optional(path).await?;
+    Ok(body.and_then(|body| serde_json::from_slice(&body).ok()).unwrap_or_default())
 }
 
 /// Host of a worker's URL, with the port if it has one.

@@ -47,7 +47,7 @@ pub(crate) struct Relayed {
     hides_usage: bool,
     /// The usage that engines have told so far.
     told: Option<Usage>,
-    /// The client has the usage of the whole answer, or will not be told.
+    /// The client has the usage of the whole answer.
     has_usage: bool,
     /// What the client has, while the stream may have to go on elsewhere.
     kept: Result<Vec<u8>, &'static str>,
@@ -71,7 +71,7 @@ impl Relayed {
         Self { kind, request, prompt_tokens, hides_usage, told: None, has_usage: false, kept, sent: None }
     }
 
-    /// The end of a stream whose engine failed behind the reason for its end: with the usage, unless an engine has told it.
+    /// Completes a stream whose engine failed after the finish reason: the usage, unless it was sent already, then `[DONE]`.
     fn end(&self, sent: &DeliveredOutput) -> RelayedChunk {
         let done = Bytes::from_static(b"data: [DONE]\n\n");
         if self.has_usage {
@@ -84,7 +84,8 @@ impl Relayed {
             completion: told.completion.max(sent.pieces + usize::from(sent.ends_by_token)),
             ..told
         };
-        let events = if self.hides_usage {
+        // A client is told no estimate.
+        let events = if self.hides_usage || prompt.is_none() {
             done
         } else {
             Bytes::from(format!("{}data: [DONE]\n\n", sent.usage_event(self.kind, &usage)))

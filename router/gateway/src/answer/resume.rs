@@ -23,7 +23,7 @@ pub(crate) struct DeliveredOutput {
     pub(crate) model: Value,
     /// The engine has said why it ended: only the usage and the end of the stream are missing.
     pub(crate) is_finished: bool,
-    /// The model ended it by a token that brought no text, which engines count.
+    /// It ended by a stop token without text, which engines count.
     pub(crate) ends_by_token: bool,
 }
 

@@ -22,6 +22,15 @@ pub(crate) struct DiskFaults {
     pub(crate) rot_one_in: u64,
 }
 
+/// How often disks did something wrong.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DiskCounts {
+    pub(crate) failed: u64,
+    pub(crate) rotten: u64,
+    /// Writes that a loss of power undid, in part or wholly.
+    pub(crate) undone: u64,
+}
+
 /// A write that is not on stable storage.
 #[derive(Debug)]
 pub(super) struct Unsynced {
@@ -38,40 +47,47 @@ impl Kernel {
         slow + self.random.between(60 * MICROSECOND, 400 * MICROSECOND)
     }
 
-    fn disk_fails(&mut self) -> bool {
-        let one_in = self.hosts[self.host().index()].disk.fail_one_in;
-        self.random.one_in(one_in)
+    fn disk_of(&self, owner: ProcessId) -> DiskFaults {
+        self.hosts[self.processes[owner.index()].host.index()].disk
+    }
+
+    fn disk_fails(&mut self, owner: ProcessId) -> bool {
+        let one_in = self.disk_of(owner).fail_one_in;
+        let fails = self.random.one_in(one_in);
+        self.disk_counts.failed += u64::from(fails);
+        fails
     }
 
     /// Reads from a file; bytes read, or an error below 0.
-    pub(super) fn read_file(&mut self, file: c_int, room: &mut [u8], offset: i64) -> i32 {
-        if self.disk_fails() {
+    pub(super) fn read_file(&mut self, owner: ProcessId, file: c_int, room: &mut [u8], offset: i64) -> i32 {
+        if self.disk_fails(owner) {
             return -libc::EIO;
         }
         let count = really_read(file, room, offset);
-        let one_in = self.hosts[self.host().index()].disk.rot_one_in;
+        let one_in = self.disk_of(owner).rot_one_in;
         if count > 0 && self.random.one_in(one_in) {
             let bit = self.random.below(count as u64 * 8) as usize;
             room[bit / 8] ^= 1 << (bit % 8);
+            self.disk_counts.rotten += 1;
             self.trace.step("rot", self.now, bit as u64, 0);
         }
         count
     }
 
     /// Writes to a file; bytes written, or an error below 0.
-    pub(super) fn write_file(&mut self, file: c_int, content: &[u8], offset: i64) -> i32 {
-        if self.disk_fails() {
+    pub(super) fn write_file(&mut self, owner: ProcessId, file: c_int, content: &[u8], offset: i64) -> i32 {
+        if self.disk_fails(owner) {
             return -libc::EIO;
         }
         let mut before = vec![0; content.len()];
         really_read(file, &mut before, offset);
-        self.unsynced.push(Unsynced { owner: self.process(), file, offset, before });
+        self.unsynced.push(Unsynced { owner, file, offset, before });
         really_write(file, content, offset)
     }
 
     /// What was written to a file is on stable storage, or, when the disk fails, is not.
-    pub(super) fn sync(&mut self, file: c_int) -> Result<(), c_int> {
-        if self.disk_fails() {
+    pub(super) fn sync(&mut self, owner: ProcessId, file: c_int) -> Result<(), c_int> {
+        if self.disk_fails(owner) {
             return Err(libc::EIO);
         }
         self.unsynced.retain(|written| written.file != file);
@@ -95,6 +111,7 @@ impl Kernel {
                 1 if sectors > 1 => self.random.below(sectors as u64) as usize * SECTOR,
                 _ => 0,
             };
+            self.disk_counts.undone += u64::from(undone > 0);
             let from = written.before.len() - undone;
             really_write(written.file, &written.before[from..], written.offset + from as i64);
         }

@@ -30,12 +30,13 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::ffi::c_int;
 use std::sync::{Mutex, TryLockError};
 
-pub(crate) use disks::DiskFaults;
 use disks::Unsynced;
+pub(crate) use disks::{DiskCounts, DiskFaults};
 pub(crate) use network::{Cut, HostId, LinkFaults, host_address};
 use network::{Host, Network};
 use objects::{Object, ObjectId};
 use random::Random;
+use rings::FileOperation;
 pub(crate) use threads::ProcessId;
 use threads::{Process, Thread, ThreadId};
 use trace::Trace;
@@ -71,8 +72,8 @@ enum Due {
     Connect(ObjectId),
     /// A connection has had no sign of its peer for too long.
     GiveUp(ObjectId),
-    /// An operation of a ring on a file is over.
-    Completion(ObjectId, u64, i32),
+    /// An operation of a ring on a file takes effect.
+    File(Box<FileOperation>),
 }
 
 #[derive(Debug)]
@@ -130,6 +131,7 @@ struct Kernel {
     /// Real files that a simulated process has open.
     files: BTreeMap<c_int, ProcessId>,
     unsynced: Vec<Unsynced>,
+    pub(crate) disk_counts: DiskCounts,
     hosts: Vec<Host>,
     network: Network,
     trace: Trace,
@@ -170,6 +172,7 @@ pub(crate) fn begin(config: &KernelConfig) {
         descriptors: BTreeMap::new(),
         files: BTreeMap::new(),
         unsynced: Vec::new(),
+        disk_counts: DiskCounts::default(),
         hosts: Vec::new(),
         network: Network::default(),
         trace: Trace::new(config.seed, config.prints_trace),
@@ -210,7 +213,7 @@ impl Kernel {
             Due::Timer(object, setting) => self.fire_timer(object, setting),
             Due::Connect(object) => self.reach(object),
             Due::GiveUp(object) => self.give_up(object),
-            Due::Completion(ring, user_data, result) => self.complete(ring, user_data, result),
+            Due::File(operation) => self.finish_file_operation(&operation),
         }
     }
 
@@ -296,6 +299,16 @@ pub(crate) fn cut(a: HostId, b: HostId, how: Cut) {
 /// What a host's disks do from now on.
 pub(crate) fn set_disk(host: HostId, faults: DiskFaults) {
     with(|kernel| kernel.hosts[host.index()].disk = faults);
+}
+
+/// What a host's disks do now.
+pub(crate) fn disk_of(host: HostId) -> DiskFaults {
+    with(|kernel| kernel.hosts[host.index()].disk)
+}
+
+/// What disks have done wrong so far.
+pub(crate) fn disk_counts() -> DiskCounts {
+    with(|kernel| kernel.disk_counts)
 }
 
 /// The wall clock of a host jumps.

@@ -314,9 +314,17 @@ impl Kernel {
     fn await_sign(&mut self, id: ObjectId) {
         let now = self.now;
         let Some(socket) = self.socket(id) else { return };
-        let keep_alive = socket.keep_alive;
+        let (keep_alive, limit) = (socket.keep_alive, socket.user_timeout);
         if keep_alive.is_on && matches!(&socket.state, SocketState::Open(end) if end.desertion.is_some()) {
-            self.schedule(now + keep_alive.idle + keep_alive.interval * keep_alive.probes, Due::GiveUp(id));
+            // With a user timeout Linux gives up at the first unanswered probe behind it (`tcp_keepalive_timer`).
+            let silent = match limit {
+                UNACKNOWLEDGED_MAX => keep_alive.idle + keep_alive.interval * keep_alive.probes,
+                limit => {
+                    let probes = limit.saturating_sub(keep_alive.idle).div_ceil(keep_alive.interval).max(1);
+                    keep_alive.idle + keep_alive.interval * probes
+                }
+            };
+            self.schedule(now + silent, Due::GiveUp(id));
         }
     }
 

@@ -291,7 +291,7 @@ impl Kernel {
             }
         }
         self.hang_up(id, silently);
-        self.close_ring(id);
+        self.close_ring(id, silently);
         self.objects.remove(&id);
     }
 

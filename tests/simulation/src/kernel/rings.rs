@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::network::{Socket, SocketState};
 use super::objects::{Kind, Object, ObjectId};
+use super::threads::ProcessId;
 use super::{Due, Kernel};
 
 /// `IORING_OFF_SQES` of io_uring.h: where the entries are mapped from. The queues are at 0.
@@ -43,6 +44,7 @@ const FSYNC: u8 = 3;
 const CANCEL_ALL: u32 = 1;
 const CANCEL_BY_DESCRIPTOR: u32 = 1 << 1;
 const CANCEL_ANY: u32 = 1 << 2;
+const CANCEL_FIXED: u32 = 1 << 3;
 
 /// `struct io_sqring_offsets`, `struct io_cqring_offsets` and `struct io_uring_params` of io_uring.h.
 #[repr(C)]
@@ -90,10 +92,27 @@ pub(super) struct Ring {
     entry_count: u32,
     completion_count: u32,
     completions_at: usize,
-    files: Vec<Option<ObjectId>>,
+    files: Vec<Option<Registered>>,
     event: Option<ObjectId>,
     pending: Vec<Pending>,
     overflown: VecDeque<(u64, i32)>,
+}
+
+/// What is registered with a ring.
+#[derive(Debug, Clone, Copy)]
+enum Registered {
+    Object(ObjectId),
+    /// A file of the real system.
+    File(c_int),
+}
+
+/// An operation on a file, which takes effect when it completes.
+#[derive(Debug)]
+pub(super) struct FileOperation {
+    ring: ObjectId,
+    entry: Entry,
+    file: c_int,
+    owner: ProcessId,
 }
 
 /// Words of the queues, by their place.
@@ -284,13 +303,14 @@ impl Kernel {
         self.ring(id).map_or(0, |ring| ring.waiting_completions())
     }
 
-    fn target(&mut self, id: ObjectId, entry: &Entry) -> Result<Option<ObjectId>, c_int> {
-        if entry.flags & FIXED_FILE == 0 {
-            return Ok(self.object_of(entry.descriptor));
+    /// What an entry is about: its descriptor, or the one that is registered at its number.
+    fn target(&mut self, id: ObjectId, descriptor: c_int, is_registered: bool) -> Result<Registered, c_int> {
+        if is_registered {
+            let registered =
+                self.ring(id).and_then(|ring| ring.files.get(descriptor as usize).copied().flatten());
+            return registered.ok_or(libc::EBADF);
         }
-        let file =
-            self.ring(id).and_then(|ring| ring.files.get(entry.descriptor as usize).copied().flatten());
-        file.map(Some).ok_or(libc::EBADF)
+        Ok(self.object_of(descriptor).map_or(Registered::File(descriptor), Registered::Object))
     }
 
     fn begin_operation(&mut self, id: ObjectId, entry: Entry) {
@@ -299,11 +319,14 @@ impl Kernel {
             ASYNC_CANCEL => return self.cancel(id, &entry),
             _ => {}
         }
-        let target = match self.target(id, &entry) {
-            Ok(target) => target,
+        if entry.flags & !FIXED_FILE != 0 {
+            return self.complete(id, entry.user_data, -libc::EINVAL);
+        }
+        let object = match self.target(id, entry.descriptor, entry.flags & FIXED_FILE != 0) {
+            Ok(Registered::Object(object)) => object,
+            Ok(Registered::File(file)) => return self.begin_file_operation(id, entry, file),
             Err(errno) => return self.complete(id, entry.user_data, -errno),
         };
-        let Some(object) = target else { return self.move_file(id, &entry) };
         let mut operation = Pending { entry, object, done: 0 };
         match self.attempt(&mut operation) {
             Some(result) => self.complete(id, entry.user_data, result),
@@ -453,9 +476,12 @@ impl Kernel {
     }
 
     fn cancel(&mut self, id: ObjectId, entry: &Entry) {
-        let target = self.target(id, entry).ok().flatten();
-        let Some(ring) = self.ring(id) else { return };
         let flags = entry.operation_flags;
+        let target = match self.target(id, entry.descriptor, flags & CANCEL_FIXED != 0) {
+            Ok(Registered::Object(object)) => Some(object),
+            _ => None,
+        };
+        let Some(ring) = self.ring(id) else { return };
         let mut cancelled = Vec::new();
         ring.pending.retain(|operation| {
             let fits = if flags & CANCEL_ANY != 0 {
@@ -483,25 +509,36 @@ impl Kernel {
         self.complete(id, entry.user_data, result);
     }
 
-    /// A read or write of a real file.
-    fn move_file(&mut self, id: ObjectId, entry: &Entry) {
+    fn begin_file_operation(&mut self, id: ObjectId, entry: Entry, file: c_int) {
+        if !matches!(entry.operation, READ | READ_FIXED | WRITE | WRITE_FIXED | FSYNC) {
+            return self.complete(id, entry.user_data, -libc::EINVAL);
+        }
+        let at = self.now + self.disk_delay();
+        let operation = FileOperation { ring: id, entry, file, owner: self.process() };
+        self.schedule(at, Due::File(Box::new(operation)));
+    }
+
+    /// An operation on a file takes effect, and is over. One of a process that is gone never does.
+    pub(super) fn finish_file_operation(&mut self, operation: &FileOperation) {
+        let FileOperation { ring, entry, file, owner } = operation;
+        if self.ring(*ring).is_none() {
+            return;
+        }
         let (address, bytes, offset) = (entry.address, entry.length as usize, entry.offset as i64);
         let result = match entry.operation {
             READ | READ_FIXED => {
                 // SAFETY: the program gives room for so many bytes until the operation is over.
                 let room = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
-                self.read_file(entry.descriptor, room, offset)
+                self.read_file(*owner, *file, room, offset)
             }
             WRITE | WRITE_FIXED => {
                 // SAFETY: the program keeps so many bytes until the operation is over.
                 let content = unsafe { std::slice::from_raw_parts(address as *const u8, bytes) };
-                self.write_file(entry.descriptor, content, offset)
+                self.write_file(*owner, *file, content, offset)
             }
-            FSYNC => self.sync(entry.descriptor).map_or_else(|errno| -errno, |()| 0),
-            _ => return self.complete(id, entry.user_data, -libc::EINVAL),
+            _ => self.sync(*owner, *file).map_or_else(|errno| -errno, |()| 0),
         };
-        let at = self.now + self.disk_delay();
-        self.schedule(at, Due::Completion(id, entry.user_data, result));
+        self.complete(*ring, entry.user_data, result);
     }
 
     pub(super) fn register_event(&mut self, id: ObjectId, event: Option<ObjectId>) -> Result<(), c_int> {
@@ -518,11 +555,11 @@ impl Kernel {
 
     pub(super) fn unregister_files(&mut self, id: ObjectId) -> Result<(), c_int> {
         let files = std::mem::take(&mut self.ring(id).ok_or(libc::EBADF)?.files);
-        files.into_iter().flatten().for_each(|object| self.release(object, false));
+        self.release_registered(files, false);
         Ok(())
     }
 
-    /// Puts descriptors at positions; -1 empties one. Only simulated ones can be registered.
+    /// Puts descriptors at positions; -1 empties one.
     pub(super) fn update_files(
         &mut self,
         id: ObjectId,
@@ -530,30 +567,36 @@ impl Kernel {
         descriptors: &[c_int],
     ) -> Result<(), c_int> {
         for (position, descriptor) in (first..).zip(descriptors) {
-            let object = match *descriptor {
+            let registered = match *descriptor {
                 -1 => None,
-                descriptor => Some(self.object_of(descriptor).ok_or(libc::EBADF)?),
+                descriptor => Some(self.target(id, descriptor, false)?),
             };
             let ring = self.ring(id).ok_or(libc::EBADF)?;
             let place = ring.files.get_mut(position).ok_or(libc::EINVAL)?;
-            let before = std::mem::replace(place, object);
-            if let Some(object) = object {
+            let before = std::mem::replace(place, registered);
+            if let Some(Registered::Object(object)) = registered {
                 self.refer(object);
             }
-            if let Some(before) = before {
-                self.release(before, false);
-            }
+            self.release_registered(vec![before], false);
         }
         Ok(())
     }
 
     /// A ring is closed by its last descriptor.
-    pub(super) fn close_ring(&mut self, id: ObjectId) {
+    pub(super) fn close_ring(&mut self, id: ObjectId, silently: bool) {
         // Its process may be gone: nothing is left to be told.
         let Some(ring) = self.ring(id) else { return };
         ring.pending.clear();
         let files = std::mem::take(&mut ring.files);
-        files.into_iter().flatten().for_each(|object| self.release(object, false));
+        self.release_registered(files, silently);
+    }
+
+    fn release_registered(&mut self, files: Vec<Option<Registered>>, silently: bool) {
+        for registered in files.into_iter().flatten() {
+            if let Registered::Object(object) = registered {
+                self.release(object, silently);
+            }
+        }
     }
 
     /// Ends a connection with a reset, as connecting to no address does.

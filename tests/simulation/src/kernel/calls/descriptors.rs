@@ -287,7 +287,7 @@ unsafe extern "C" fn pread64(descriptor: c_int, room: *mut c_void, bytes: usize,
     }
     // SAFETY: the caller gives room for so many bytes.
     let room = unsafe { std::slice::from_raw_parts_mut(room.cast::<u8>(), bytes) };
-    moved(with(|kernel| kernel.read_file(descriptor, room, offset)))
+    moved(with(|kernel| kernel.read_file(kernel.process(), descriptor, room, offset)))
 }
 
 #[unsafe(no_mangle)]
@@ -298,11 +298,12 @@ unsafe extern "C" fn pwrite64(descriptor: c_int, content: *const c_void, bytes: 
     }
     // SAFETY: the caller gives so many bytes.
     let content = unsafe { std::slice::from_raw_parts(content.cast::<u8>(), bytes) };
-    moved(with(|kernel| kernel.write_file(descriptor, content, offset)))
+    moved(with(|kernel| kernel.write_file(kernel.process(), descriptor, content, offset)))
 }
 
 fn sync(descriptor: c_int) -> c_int {
-    let (until, done) = with(|kernel| (kernel.now + kernel.disk_delay(), kernel.sync(descriptor)));
+    let (until, done) =
+        with(|kernel| (kernel.now + kernel.disk_delay(), kernel.sync(kernel.process(), descriptor)));
     sleep_until(until);
     done.map_or_else(fail, |()| 0)
 }

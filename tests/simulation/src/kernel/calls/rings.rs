@@ -91,6 +91,14 @@ pub(super) fn register(descriptor: c_int, operation: c_uint, argument: usize, co
     let done = match operation {
         // Buffers: operations name them by their address, too.
         0 | 1 | 15 | 16 => Ok(()),
+        2 => {
+            // SAFETY: the caller gives so many descriptors.
+            let descriptors = unsafe { std::slice::from_raw_parts(argument as *const c_int, count as usize) };
+            with(|kernel| {
+                kernel.register_files(id, descriptors.len())?;
+                kernel.update_files(id, 0, descriptors)
+            })
+        }
         3 => with(|kernel| kernel.unregister_files(id)),
         4 => {
             // SAFETY: the caller gives a descriptor.
