@@ -71,6 +71,11 @@ struct Life {
 pub(crate) fn live(plan: &Plan, catalog: &Catalog, prints_trace: bool, tells: bool) -> ! {
     std::panic::set_hook(Box::new(|panic| report::fail(&panic.to_string())));
     kernel::begin(&KernelConfig { seed: plan.seed, prints_trace });
+    // Both ways by which the programs here call the system end in the simulated one.
+    let [std, rustix] = [std::process::id(), rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()];
+    if std != rustix || kernel::now() > kernel::SECOND {
+        report::fail("a library calls the system past the simulated kernel");
+    }
     match carry_out(plan, catalog, tells) {
         Ok((ends, worked)) => {
             let (hash, steps, turns) = kernel::trace();

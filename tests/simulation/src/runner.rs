@@ -198,6 +198,9 @@ fn become_run(
     pin(place);
     // SAFETY: this process has one thread.
     unsafe { std::env::set_var("KVASIR_PEER_KEY", "gateways of one simulated cluster believe each other") };
+    if watching.tells || watching.log.is_some() {
+        report::watch();
+    }
     let level = watching.log.unwrap_or(tracing::Level::ERROR);
     let quiet = watching.log.is_none();
     let writer = move || -> Box<dyn std::io::Write> {

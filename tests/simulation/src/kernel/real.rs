@@ -12,7 +12,7 @@ pub(crate) struct Real<F> {
 }
 
 impl<F: Copy> Real<F> {
-    const fn new(name: &'static CStr) -> Self {
+    pub(super) const fn new(name: &'static CStr) -> Self {
         Self { name, address: AtomicUsize::new(0), of: PhantomData }
     }
 

@@ -1,12 +1,24 @@
 //! The way out of a simulation: one line to whoever started it.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use super::real;
 
 /// Where the result goes: a real descriptor.
 static RESULT: AtomicI32 = AtomicI32::new(2);
+
+/// Whether somebody looks at what programs print.
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+
+/// Shows what programs print to their standard error.
+pub(crate) fn watch() {
+    IS_WATCHED.store(true, Ordering::Relaxed);
+}
+
+pub(super) fn is_watched() -> bool {
+    IS_WATCHED.load(Ordering::Relaxed)
+}
 
 /// Sets where results go.
 pub(crate) fn to(descriptor: c_int) {

@@ -6,6 +6,7 @@
 
 mod clocks;
 mod descriptors;
+mod refused;
 mod rings;
 mod sockets;
 mod threads;

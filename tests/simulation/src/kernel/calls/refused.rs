@@ -1,0 +1,44 @@
+//! Functions by which a program would get past the simulated kernel: on a simulated thread they end the run, so that they are noticed.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use super::super::real::Real;
+use super::super::report;
+use super::super::threads::current;
+
+macro_rules! not_simulated {
+    ($($name:ident $text:literal ($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            static REAL: Real<unsafe extern "C" fn($($type),*) -> $result> = Real::new($text);
+            if current().is_some() {
+                report::fail(concat!(stringify!($name), " is not simulated"));
+            }
+            // SAFETY: the caller's own arguments.
+            unsafe { REAL.get()($($argument),*) }
+        }
+    )*};
+}
+
+not_simulated! {
+    dup c"dup" (descriptor: c_int) -> c_int;
+    dup2 c"dup2" (from: c_int, to: c_int) -> c_int;
+    dup3 c"dup3" (from: c_int, to: c_int, flags: c_int) -> c_int;
+    execvp c"execvp" (file: *const c_char, arguments: *const *const c_char) -> c_int;
+    fork c"fork" () -> libc::pid_t;
+    getaddrinfo c"getaddrinfo" (
+        node: *const c_char, service: *const c_char, hints: *const libc::addrinfo, found: *mut *mut libc::addrinfo
+    ) -> c_int;
+    pipe2 c"pipe2" (ends: *mut c_int, flags: c_int) -> c_int;
+    preadv64 c"preadv64" (descriptor: c_int, parts: *const libc::iovec, count: c_int, offset: i64) -> isize;
+    pwritev64 c"pwritev64" (descriptor: c_int, parts: *const libc::iovec, count: c_int, offset: i64) -> isize;
+    select c"select" (
+        count: c_int, reads: *mut c_void, writes: *mut c_void, errors: *mut c_void, timeout: *mut libc::timeval
+    ) -> c_int;
+    sendfile64 c"sendfile64" (to: c_int, from: c_int, offset: *mut i64, count: usize) -> isize;
+    sendmmsg c"sendmmsg" (descriptor: c_int, messages: *mut c_void, count: c_uint, flags: c_int) -> c_int;
+    splice c"splice" (
+        from: c_int, from_offset: *mut i64, to: c_int, to_offset: *mut i64, bytes: usize, flags: c_uint
+    ) -> isize;
+    unshare c"unshare" (flags: c_int) -> c_int;
+}
