@@ -171,6 +171,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_dead_peer_is_probed_before_its_time_is_over() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let tcp = TcpStream::connect(listener.local_addr().expect("an address")).await.expect("it listens");
+        let limit = Duration::from_secs(40);
+        set_dead_peer_timeout(&tcp, limit).expect("options");
+        assert_eq!(sockopt::tcp_user_timeout(&tcp), Ok(40_000));
+        let (idle, interval) = (sockopt::tcp_keepidle(&tcp), sockopt::tcp_keepintvl(&tcp));
+        let (idle, interval) = (idle.expect("a time"), interval.expect("a time"));
+        assert_eq!(sockopt::socket_keepalive(&tcp), Ok(true));
+        assert!(idle + 3 * interval < limit, "at least three probes: {idle:?} {interval:?}");
+    }
+
+    #[tokio::test]
     async fn a_client_that_stops_reading_is_given_up() {
         let (ours, mut clients) = duplex(16);
         let mut socket = ClientSocket::new(ours, full, Some(LIMIT));

@@ -17,6 +17,7 @@ use crate::Error;
 
 /// A connection without a sign of its peer for so long is probed.
 const IDLE_MAX: Duration = Duration::from_secs(5);
+/// Interval of probes.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 /// Probes without an answer after which it is given up.
 const PROBES: u32 = 3;
@@ -223,6 +224,22 @@ async fn bind_path(path: &Path) -> io::Result<UnixListener> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_connection_is_probed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let Stream::Tcp(stream) = Stream::connect(&format!("tcp://{address}")).await.expect("it listens")
+        else {
+            panic!("not TCP");
+        };
+        assert_eq!(sockopt::socket_keepalive(&stream), Ok(true));
+        assert_eq!(sockopt::tcp_keepidle(&stream), Ok(IDLE_MAX));
+        assert_eq!(
+            (sockopt::tcp_keepintvl(&stream), sockopt::tcp_keepcnt(&stream)),
+            (Ok(PROBE_EVERY), Ok(PROBES))
+        );
+    }
 
     #[test]
     fn endpoints_are_read_and_written() {

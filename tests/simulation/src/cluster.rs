@@ -368,13 +368,21 @@ fn start_store(host: HostId, number: u8) -> ProcessId {
     })
 }
 
-fn run_worker(number: usize, role: Role) {
+/// Runs a worker, again and again where its disk keeps it from starting, as whoever supervises it would.
+fn run_worker(host: HostId, number: usize, role: Role) -> ! {
     let role = match role {
         Role::Both => "both",
         Role::Prefill => "prefill",
         Role::Decode => "decode",
     };
-    control_node::run(["kvasir", "worker", "--role", role, "--config", &format!("worker{number}.toml")]);
+    let config = format!("worker{number}.toml");
+    loop {
+        control_node::run(["kvasir", "worker", "--role", role, "--config", &config]);
+        if kernel::disk_of(host) == DiskFaults::default() {
+            report::fail(&format!("worker {number} has ended by itself"));
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
 }
 
 fn write_store_config(host: HostId, number: u8) -> Result<()> {
@@ -426,13 +434,8 @@ fn start_engine(
 ) -> ProcessId {
     let plan = plan.clone();
     kernel::start_process(host, &format!("engine{number}"), move || {
-        while plan.make == Make::Worker {
-            run_worker(number, plan.role);
-            // A disk whose log cannot be read keeps a worker from starting, and whoever supervises it starts it again.
-            if kernel::disk_of(host) == DiskFaults::default() {
-                report::fail(&format!("worker {number} has ended by itself"));
-            }
-            std::thread::sleep(Duration::from_secs(1));
+        if plan.make == Make::Worker {
+            run_worker(host, number, plan.role);
         }
         let ended = run_engine(host, number, &plan, &place);
         report::fail(&format!("engine{number} has ended: {ended:?}"));

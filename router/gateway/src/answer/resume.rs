@@ -223,6 +223,26 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_that_lacks_its_end_alone_is_told_its_usage() {
+        let told = [
+            delta(json!({"role": "assistant", "content": ""}), Value::Null),
+            delta(json!({"content": "one "}), Value::Null),
+            delta(json!({"content": "two"}), Value::Null),
+        ];
+        for (finish, ends_by_token) in [("length", false), ("stop", true)] {
+            let sent = told.concat() + &delta(json!({}), json!(finish));
+            let sent = DeliveredOutput::read(CHAT, sent.as_bytes()).expect("a stream");
+            assert!(sent.is_finished && sent.ends_by_token == ends_by_token && sent.pieces == 2);
+            let event = sent.usage_event(CHAT, &Usage { prompt: 7, completion: 3, ..Usage::default() });
+            let event: Value = serde_json::from_slice(&data_of(event.as_bytes())).expect("an event");
+            assert_eq!((&event["id"], &event["created"]), (&json!("a"), &json!(5)));
+            assert_eq!(event["choices"], json!([]));
+            let usage = json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10});
+            assert_eq!(event["usage"], usage);
+        }
+    }
+
+    #[test]
     fn a_chat_goes_on_where_it_stopped() {
         let first = [
             delta(json!({"role": "assistant", "content": ""}), Value::Null),

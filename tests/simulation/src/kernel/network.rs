@@ -690,7 +690,7 @@ impl Kernel {
             bytes.extend_from_slice(&part[..part.len().min(count - bytes.len())]);
         }
         let link = self.link(host, peer_host);
-        let takes = if link.rate == 0 { 0 } else { count as u64 * SECOND / link.rate };
+        let takes = (count as u64 * SECOND).checked_div(link.rate).unwrap_or(0);
         let leaves = now.max(busy_until) + takes;
         if let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(id) {
             end.busy_until = leaves;

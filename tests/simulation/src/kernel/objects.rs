@@ -136,13 +136,7 @@ impl Kernel {
         match self.objects.get(&id).map(|object| &object.kind) {
             None => 0,
             Some(Kind::Event { count, .. }) => OUT | if *count > 0 { IN } else { 0 },
-            Some(Kind::Timer { expirations, .. }) => {
-                if *expirations > 0 {
-                    IN
-                } else {
-                    0
-                }
-            }
+            Some(Kind::Timer { expirations, .. }) => IN * u32::from(*expirations > 0),
             Some(Kind::Epoll(epoll)) => {
                 let ready = |descriptor: &c_int| {
                     epoll.interest.get(descriptor).is_some_and(|interest| {
