@@ -321,7 +321,7 @@ impl Plan {
                     kind: (*random.pick(&MISBEHAVIOURS)).to_owned(),
                     probability_percent: *random.pick(&[10, 50, 100]),
                     millis: *random.pick(&[5, 200, 3_000, 20_000]),
-                    tokens: random.below(6) as usize,
+                    tokens: *random.pick(&[0, 1, 3, 5, 12, 24]),
                     lasts: duration,
                 },
                 7 => What::Disk {
