@@ -231,7 +231,7 @@ mod tests {
         let address = listener.local_addr().expect("an address");
         let Stream::Tcp(stream) = Stream::connect(&format!("tcp://{address}")).await.expect("it listens")
         else {
-            panic!("not TCP");
+            unreachable!("the endpoint is one of TCP");
         };
         assert_eq!(sockopt::socket_keepalive(&stream), Ok(true));
         assert_eq!(sockopt::tcp_keepidle(&stream), Ok(IDLE_MAX));

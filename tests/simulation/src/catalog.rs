@@ -1,4 +1,4 @@
-//! What is asked, and what an engine without faults answers: the reference of every token.
+//! Questions, and the answers of an engine without faults: the reference of every token.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub(crate) struct Catalog {
     pub(crate) workers: Vec<Vec<Exchange>>,
 }
 
-/// What mock engines of this run have in common.
+/// Configuration that all mock engines share.
 pub(crate) fn engine_config() -> Result<MockConfig> {
     // An output that ends by itself now and then has continuations that end as well.
     let tokenizer = ModelText::from_folder(Path::new(MODEL)).context("the model's folder")?;

@@ -91,7 +91,7 @@ async fn talk(
     }
 }
 
-/// What came of an answer that has no end must be a beginning of the right one.
+/// An answer without its end must be a beginning of the right one.
 fn judge_part(bytes: &[u8], exchange: &Exchange, manner: Manner, end: Outcome) -> Outcome {
     let Some((head, content)) = split(bytes) else { return end };
     if manner.streams && head.starts_with("HTTP/1.1 200") {
@@ -289,7 +289,7 @@ pub(crate) async fn nudge(address: SocketAddr, text: &str) {
         stream.write_all(request.as_bytes()).await.ok()?;
         stream.read_to_end(&mut Vec::new()).await.ok()
     };
-    // What is not answered is seen in what follows.
+    // A lost event is found by the check of the index that follows.
     let _answered = tokio::time::timeout(Duration::from_secs(30), exchange).await;
 }
 

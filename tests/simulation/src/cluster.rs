@@ -30,7 +30,7 @@ struct Member {
 
 struct Gateway {
     member: Member,
-    /// What its file of workers says: in, draining or not there.
+    /// State of each engine in this gateway's file of workers.
     lists: Vec<Listed>,
     writes: usize,
 }
@@ -246,7 +246,7 @@ impl Cluster {
         if let Node::Engine(number) = node {
             let mock =
                 self.engines[usize::from(number)].mock.lock().unwrap_or_else(PoisonError::into_inner).take();
-            // Its process is gone; nothing of it may run any more, not even what ends it.
+            // Dropping the mock would run code of a process that was killed.
             std::mem::forget(mock);
         }
         if let Some(member) = self.member_mut(node) {

@@ -24,7 +24,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(600);
 /// Within this a healed cluster comes to rest.
 const RESTS_WITHIN: Duration = Duration::from_secs(240);
 
-/// What a run says of itself.
+/// Result of a run that passed.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) hash: u64,
@@ -158,7 +158,7 @@ impl Life {
 
     async fn go_through(&mut self, plan: &Plan) -> Result<()> {
         let began = Instant::now();
-        // What ends a fault is a step, too.
+        // The end of a fault is a step, too.
         let mut steps: Vec<(u64, usize, Action)> = Vec::new();
         for (number, step) in plan.steps.iter().enumerate() {
             steps.push((step.at, number, Action::Begin(step.what.clone())));
@@ -277,7 +277,7 @@ impl Life {
                 }
                 _ => false,
             }),
-            // What was asked before has no gateway any more, and its client is not told.
+            // The gateway of an earlier request is gone, and its client is not told.
             Outcome::GaveUp => any(&|what| match what {
                 What::Kill { node, silently, .. } => *silently && *node == gateway,
                 What::Cut { a, b, silently } => *silently && joins(a, b),
@@ -484,7 +484,7 @@ impl Life {
     }
 }
 
-/// What workers and stores count that is 0 at rest.
+/// Levels of workers and stores that are 0 at rest.
 const WORKER_LEVELS: [&str; 8] = [
     "kvasir_engine_requests_running",
     "kvasir_engine_requests_waiting",

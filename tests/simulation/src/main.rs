@@ -137,7 +137,7 @@ fn saved(folder: &Path) -> Result<Vec<Plan>> {
     files.iter().map(|file| read(file)).collect()
 }
 
-/// What many runs were together.
+/// Sums over many runs.
 #[derive(Default)]
 struct Totals {
     passed: u64,

@@ -34,7 +34,7 @@ pub(crate) struct EnginePlan {
     pub(crate) events: bool,
 }
 
-/// Whose engine it is.
+/// Make of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Make {
@@ -79,7 +79,7 @@ impl Tiers {
     }
 }
 
-/// What a link does to bytes.
+/// Delay, loss and rate of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Link {
     /// Longest delay in microseconds.

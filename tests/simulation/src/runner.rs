@@ -20,7 +20,7 @@ use crate::plan::Plan;
 /// Real time after which a run hangs: a thread that never gives its turn away.
 const HANGS_AFTER: Duration = Duration::from_secs(60);
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone)]
 pub(crate) enum Verdict {
     Passed(Summary),
@@ -65,7 +65,7 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     Ok((reader, writer))
 }
 
-/// What all runs share: the reference's answers, and a folder.
+/// State that all runs share: the reference's answers, and a folder.
 pub(crate) struct Runner {
     folder: PathBuf,
     catalog: Catalog,
@@ -73,7 +73,7 @@ pub(crate) struct Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // What is left over of a folder in memory does no harm.
+        // Remains of a folder in memory do no harm.
         std::fs::remove_dir_all(&self.folder).ok();
     }
 }

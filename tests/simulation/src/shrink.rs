@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::plan::{Plan, What};
 use crate::runner::{Runner, Verdict, Watching};
 
-/// What two failures have in common if they are of one kind: what is said before the first number.
+/// Kind of a failure: the text before its first number.
 pub(crate) fn kind_of(reason: &str) -> &str {
     let end = reason.find(|letter: char| letter.is_ascii_digit()).unwrap_or(reason.len());
     &reason[..end]

@@ -1,6 +1,6 @@
 //! Disks: real files, whose reads and writes take time, fail, rot, and are lost with the power.
 //!
-//! What was written and not yet put on stable storage is remembered with what was there before. When a machine loses its power,
+//! Writes that are not on stable storage are remembered with the bytes that they replaced. When a machine loses its power,
 //! some of it is undone, a part of a write included.
 
 use std::ffi::c_int;
@@ -11,10 +11,10 @@ use super::{Kernel, MICROSECOND, Nanos, real};
 /// Units in which a disk writes.
 const SECTOR: usize = 512;
 
-/// What a host's disks do.
+/// Faults of a host's disks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct DiskFaults {
-    /// What every operation takes longer.
+    /// Additional time of every operation.
     pub(crate) slow: Nanos,
     /// One operation in so many fails; 0 is none.
     pub(crate) fail_one_in: u64,
@@ -85,7 +85,7 @@ impl Kernel {
         really_write(file, content, offset)
     }
 
-    /// What was written to a file is on stable storage, or, when the disk fails, is not.
+    /// Puts writes to a file on stable storage, unless the disk fails.
     pub(super) fn sync(&mut self, owner: ProcessId, file: c_int) -> Result<(), c_int> {
         if self.disk_fails(owner) {
             return Err(libc::EIO);

@@ -48,9 +48,9 @@ pub(crate) const MICROSECOND: Nanos = 1_000;
 pub(crate) const MILLISECOND: Nanos = 1_000_000;
 pub(crate) const SECOND: Nanos = 1_000_000_000;
 
-/// What one call takes.
+/// Simulated time of one call.
 const CALL: Nanos = 200;
-/// What a turn of a thread takes at least.
+/// Simulated time of a turn of a thread at least.
 const TURN: Nanos = 2 * MICROSECOND;
 /// Wall clock time at the beginning: 2026-01-01.
 const EPOCH: Nanos = 1_767_225_600 * SECOND;
@@ -59,7 +59,7 @@ const PREEMPT_ONE_IN: u64 = 16;
 /// Turns without which nothing real takes longer: a program that runs around in circles.
 const TURNS_MAX: u64 = 30_000_000;
 
-/// What happens at a time.
+/// An event that is due at a time.
 #[derive(Debug)]
 enum Due {
     /// A thread has waited long enough, if it is still in this wait.
@@ -114,7 +114,7 @@ pub(crate) struct KernelConfig {
 struct Kernel {
     now: Nanos,
     random: Random,
-    /// What programs get when they ask for random bytes.
+    /// Random bytes for programs.
     entropy: Random,
     threads: Vec<Thread>,
     processes: Vec<Process>,
@@ -123,7 +123,7 @@ struct Kernel {
     turns: u64,
     scheduled: BinaryHeap<Reverse<Scheduled>>,
     order: u64,
-    /// Who waits for a word of memory, by its address.
+    /// Threads that wait for a word of memory, by its address.
     futexes: HashMap<usize, VecDeque<ThreadId>>,
     objects: BTreeMap<ObjectId, Object>,
     next_object: u32,
@@ -245,7 +245,7 @@ pub(crate) fn now() -> Nanos {
     with(|kernel| kernel.now)
 }
 
-/// What the trace says by now: its hash, its steps, and the turns of threads.
+/// Hash and steps of the trace so far, and turns of threads.
 pub(crate) fn trace() -> (u64, u64, u64) {
     with(|kernel| (kernel.trace.hash(), kernel.trace.steps(), kernel.turns))
 }
@@ -286,7 +286,7 @@ pub(crate) fn freeze(process: ProcessId, is_frozen: bool) {
     with(|kernel| kernel.freeze(process, is_frozen));
 }
 
-/// What happens to bytes between two hosts from now on, in both directions.
+/// Sets delay, loss and rate between two hosts, in both directions.
 pub(crate) fn set_link(a: HostId, b: HostId, faults: LinkFaults) {
     with(|kernel| kernel.set_link(a, b, faults));
 }
@@ -296,17 +296,17 @@ pub(crate) fn cut(a: HostId, b: HostId, how: Cut) {
     with(|kernel| kernel.cut(a, b, how));
 }
 
-/// What a host's disks do from now on.
+/// Sets the faults of a host's disks.
 pub(crate) fn set_disk(host: HostId, faults: DiskFaults) {
     with(|kernel| kernel.hosts[host.index()].disk = faults);
 }
 
-/// What a host's disks do now.
+/// Present faults of a host's disks.
 pub(crate) fn disk_of(host: HostId) -> DiskFaults {
     with(|kernel| kernel.hosts[host.index()].disk)
 }
 
-/// What disks have done wrong so far.
+/// Counts of faults that disks have shown so far.
 pub(crate) fn disk_counts() -> DiskCounts {
     with(|kernel| kernel.disk_counts)
 }

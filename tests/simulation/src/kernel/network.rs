@@ -50,15 +50,15 @@ const LOCAL_DELAY: Nanos = 10 * MICROSECOND;
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) name: String,
-    /// What its wall clock is off by.
+    /// Offset of the host's wall clock.
     pub(super) clock_offset: i64,
     pub(super) next_port: u16,
-    /// Its power is gone: nothing answers, not even with a refusal.
+    /// The host has no power: nothing answers, not even with a refusal.
     pub(super) is_dark: bool,
     pub(super) disk: DiskFaults,
 }
 
-/// What happens to bytes between two hosts.
+/// Delay, loss and rate of the link between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkFaults {
     /// Shortest and longest delay.
@@ -117,7 +117,7 @@ pub(super) struct Socket {
     pub(super) state: SocketState,
     pub(super) local: Option<Address>,
     pub(super) remote: Option<Address>,
-    /// What `SO_ERROR` says.
+    /// Value of `SO_ERROR`.
     pub(super) error: c_int,
     pub(super) shares_port: bool,
     pub(super) receive_timeout: Nanos,
@@ -157,7 +157,7 @@ pub(super) struct End {
     /// Bytes that were sent to an end that is gone.
     sent_in_vain: usize,
     inbox: VecDeque<u8>,
-    /// What is on its way to this end.
+    /// Packets on their way to this end.
     flight: VecDeque<(Nanos, Packet)>,
     flight_bytes: usize,
     has_end: bool,
@@ -171,7 +171,7 @@ pub(super) struct End {
 /// Why nothing tells that the other end is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Desertion {
-    /// Its machine lost its power: once that is back it answers with a reset.
+    /// The peer's machine lost its power: once that is back it answers with a reset.
     Power,
     /// Something between has forgotten the connection.
     Forgotten,
@@ -696,7 +696,7 @@ impl Kernel {
             end.busy_until = leaves;
         }
         self.trace.step("send", now, u64::from(host.0) << 16 | u64::from(peer_host.0), count as u64);
-        // What is split arrives in parts, each a packet of its own. A reader always gets all that has arrived, and a writer fills
+        // Split bytes arrive in parts, each a packet of its own. A reader always gets all that has arrived, and a writer fills
         // all the room: event loops rely on it.
         while bytes.len() > 1 && self.random.one_in(link.split_one_in) {
             let rest = bytes.split_off(self.random.between(1, bytes.len() as u64 - 1) as usize);

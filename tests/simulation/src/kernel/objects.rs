@@ -1,4 +1,4 @@
-//! What descriptors stand for: eventfds, timers, epoll instances and sockets, and who waits for them.
+//! Objects behind descriptors: eventfds, timers, epoll instances, sockets and rings, and the threads that wait for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
@@ -131,7 +131,7 @@ impl Kernel {
         self.advance_rings(id);
     }
 
-    /// What an object is ready for.
+    /// Events (`EPOLLIN` and its like) that an object is ready for.
     pub(super) fn readiness(&self, id: ObjectId) -> u32 {
         match self.objects.get(&id).map(|object| &object.kind) {
             None => 0,
@@ -222,7 +222,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// What is ready in an epoll instance, as `(events, data)`.
+    /// Ready entries of an epoll instance, as `(events, data)`.
     pub(super) fn collect(&mut self, epoll: ObjectId, max: usize) -> Vec<(u32, u64)> {
         let Some(Object { kind: Kind::Epoll(state), .. }) = self.objects.get(&epoll) else {
             return Vec::new();

@@ -98,7 +98,7 @@ pub(super) struct Ring {
     overflown: VecDeque<(u64, i32)>,
 }
 
-/// What is registered with a ring.
+/// Entry of a ring's table of registered files.
 #[derive(Debug, Clone, Copy)]
 enum Registered {
     Object(ObjectId),
@@ -303,7 +303,7 @@ impl Kernel {
         self.ring(id).map_or(0, |ring| ring.waiting_completions())
     }
 
-    /// What an entry is about: its descriptor, or the one that is registered at its number.
+    /// Target of an entry: its descriptor, or the one that is registered at its number.
     fn target(&mut self, id: ObjectId, descriptor: c_int, is_registered: bool) -> Result<Registered, c_int> {
         if is_registered {
             let registered =
@@ -440,7 +440,7 @@ impl Kernel {
             });
             let waits_on = pending.iter().any(|operation| operation.object == object);
             if let Some(ring) = self.ring(id) {
-                // What was submitted meanwhile came later.
+                // Operations submitted meanwhile go behind the older ones.
                 pending.append(&mut ring.pending);
                 ring.pending = pending;
             }
@@ -584,7 +584,7 @@ impl Kernel {
 
     /// A ring is closed by its last descriptor.
     pub(super) fn close_ring(&mut self, id: ObjectId, silently: bool) {
-        // Its process may be gone: nothing is left to be told.
+        // The ring's process may be gone: nothing completes any more.
         let Some(ring) = self.ring(id) else { return };
         ring.pending.clear();
         let files = std::mem::take(&mut ring.files);
@@ -652,7 +652,7 @@ unsafe fn memory_of<'a>(entry: &Entry, by_message: u8) -> Vec<&'a mut [u8]> {
     parts.iter().filter(|part| part.iov_len > 0).map(memory).collect()
 }
 
-/// What lies behind the first bytes.
+/// The parts without their first bytes.
 fn skip<'a>(parts: &'a mut [&mut [u8]], mut bytes: usize) -> Vec<&'a mut [u8]> {
     let mut rest = Vec::new();
     for part in parts {

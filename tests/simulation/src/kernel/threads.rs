@@ -224,7 +224,7 @@ impl Kernel {
         }
     }
 
-    /// Who runs next, and the two words by which the turn is passed on.
+    /// Chooses the next thread; returns the words of this one and of that one, by which the turn is passed on.
     fn turn_over(&mut self) -> (&'static AtomicU32, &'static AtomicU32) {
         let mine = self.threads[self.current.index()].turn;
         self.current = self.next_thread();

@@ -1,4 +1,4 @@
-//! What happened, as a hash.
+//! Hash over the steps of a run.
 
 /// A hash over each step of the kernel, by which two runs are compared.
 #[derive(Debug)]

@@ -407,7 +407,8 @@ pub(super) fn until_possible(
     }
 }
 
-fn waits(id: ObjectId) -> bool {
+/// Whether calls wait for an object: its descriptor is a blocking one.
+pub(super) fn waits(id: ObjectId) -> bool {
     with(|kernel| kernel.objects.get(&id).is_some_and(|object| !object.is_nonblocking))
 }
 
@@ -504,7 +505,7 @@ unsafe extern "C" fn read(descriptor: c_int, room: *mut c_void, bytes: usize) ->
 unsafe extern "C" fn write(descriptor: c_int, content: *const c_void, bytes: usize) -> isize {
     let Some(id) = object(descriptor) else {
         if current().is_some() && (descriptor == 1 || descriptor == 2 && !report::is_watched()) {
-            // What programs print for people.
+            // Output for people is dropped.
             return bytes as isize;
         }
         // SAFETY: the caller's own arguments.

@@ -7,7 +7,7 @@ use super::super::network::{Address, Socket, SocketState};
 use super::super::objects::{Kind, ObjectId};
 use super::super::threads::{current, preemption_point};
 use super::super::{MILLISECOND, Nanos, SECOND, real, with};
-use super::descriptors::{object, until_possible};
+use super::descriptors::{object, until_possible, waits};
 use super::{fail, given, outcome};
 
 #[unsafe(no_mangle)]
@@ -145,10 +145,6 @@ unsafe extern "C" fn listen(descriptor: c_int, backlog: c_int) -> c_int {
         return unsafe { real::LISTEN.get()(descriptor, backlog) };
     };
     status(with(|kernel| kernel.listen(id, backlog)))
-}
-
-fn waits(id: ObjectId) -> bool {
-    with(|kernel| kernel.objects.get(&id).is_some_and(|object| !object.is_nonblocking))
 }
 
 #[unsafe(no_mangle)]
