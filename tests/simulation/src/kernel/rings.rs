@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::calls::slices;
 use super::network::{Socket, SocketState};
 use super::objects::{Kind, Object, ObjectId};
 use super::threads::ProcessId;
@@ -641,15 +642,8 @@ unsafe fn memory_of<'a>(entry: &Entry, by_message: u8) -> Vec<&'a mut [u8]> {
     }
     // SAFETY: as the caller warrants.
     let message = unsafe { &*start.cast::<libc::msghdr>() };
-    if message.msg_iovlen == 0 {
-        return Vec::new();
-    }
     // SAFETY: as the caller warrants.
-    let parts = unsafe { std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) };
-    // SAFETY: as the caller warrants.
-    let memory =
-        |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
-    parts.iter().filter(|part| part.iov_len > 0).map(memory).collect()
+    unsafe { slices(message.msg_iov, message.msg_iovlen) }
 }
 
 /// The parts without their first bytes.

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use super::super::objects::{Epoll, Kind, ObjectId};
 use super::super::threads::{Woken, current, preemption_point, sleep_until, wait_for};
 use super::super::{MILLISECOND, Nanos, now, real, report, with};
-use super::{fail, given, nanos, outcome, sockets};
+use super::{fail, given, nanos, outcome, slices, sockets};
 
 /// The simulated object of a descriptor, on a simulated thread.
 pub(super) fn object(descriptor: c_int) -> Option<ObjectId> {
@@ -468,28 +468,6 @@ fn write_parts(id: ObjectId, parts: &[&[u8]]) -> isize {
     outcome(written)
 }
 
-/// # Safety
-/// The entries describe memory that may be written as long as the call takes.
-unsafe fn rooms<'a>(parts: *const libc::iovec, count: c_int) -> Vec<&'a mut [u8]> {
-    // SAFETY: as the caller warrants.
-    let parts = unsafe { std::slice::from_raw_parts(parts, count as usize) };
-    // SAFETY: as the caller warrants.
-    let room =
-        |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
-    parts.iter().filter(|part| part.iov_len > 0).map(room).collect()
-}
-
-/// # Safety
-/// The entries describe memory that may be read as long as the call takes.
-unsafe fn contents<'a>(parts: *const libc::iovec, count: c_int) -> Vec<&'a [u8]> {
-    // SAFETY: as the caller warrants.
-    let parts = unsafe { std::slice::from_raw_parts(parts, count as usize) };
-    // SAFETY: as the caller warrants.
-    let bytes =
-        |part: &libc::iovec| unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) };
-    parts.iter().filter(|part| part.iov_len > 0).map(bytes).collect()
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn read(descriptor: c_int, room: *mut c_void, bytes: usize) -> isize {
     let Some(id) = object(descriptor) else {
@@ -523,7 +501,7 @@ unsafe extern "C" fn readv(descriptor: c_int, parts: *const libc::iovec, count: 
         return unsafe { real::READV.get()(descriptor, parts, count) };
     };
     // SAFETY: the caller gives so much room.
-    let mut rooms = unsafe { rooms(parts, count) };
+    let mut rooms = unsafe { slices(parts, count as usize) };
     read_parts(id, &mut rooms)
 }
 
@@ -534,6 +512,6 @@ unsafe extern "C" fn writev(descriptor: c_int, parts: *const libc::iovec, count:
         return unsafe { real::WRITEV.get()(descriptor, parts, count) };
     };
     // SAFETY: the caller gives so many bytes.
-    let contents = unsafe { contents(parts, count) };
-    write_parts(id, &contents)
+    let contents = unsafe { slices(parts, count as usize) };
+    write_parts(id, &contents.iter().map(|part| &**part).collect::<Vec<&[u8]>>())
 }

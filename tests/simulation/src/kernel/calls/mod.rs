@@ -51,3 +51,19 @@ unsafe fn given<'a, T>(pointer: *const T) -> Option<&'a T> {
     // SAFETY: as the caller of this function warrants.
     unsafe { pointer.as_ref() }
 }
+
+/// The parts of memory that a list of `iovec` names, without empty ones.
+///
+/// # Safety
+/// The list has so many entries, and they name memory that nothing else uses as long as the slices live.
+pub(super) unsafe fn slices<'a>(parts: *const libc::iovec, count: usize) -> Vec<&'a mut [u8]> {
+    if count == 0 {
+        return Vec::new();
+    }
+    // SAFETY: as the caller warrants.
+    let parts = unsafe { std::slice::from_raw_parts(parts, count) };
+    // SAFETY: as the caller warrants.
+    let memory =
+        |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
+    parts.iter().filter(|part| part.iov_len > 0).map(memory).collect()
+}

@@ -8,7 +8,7 @@ use super::super::objects::{Kind, ObjectId};
 use super::super::threads::{current, preemption_point};
 use super::super::{MILLISECOND, Nanos, SECOND, real, with};
 use super::descriptors::{object, until_possible, waits};
-use super::{fail, given, outcome};
+use super::{fail, given, outcome, slices};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
@@ -433,20 +433,6 @@ unsafe extern "C" fn sendto(
     unsafe { send(descriptor, content, bytes, flags) }
 }
 
-/// # Safety
-/// The message describes memory that lives as long as the call.
-unsafe fn parts_of<'a>(message: &libc::msghdr) -> Vec<&'a mut [u8]> {
-    if message.msg_iovlen == 0 {
-        return Vec::new();
-    }
-    // SAFETY: as the caller warrants.
-    let parts = unsafe { std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen) };
-    // SAFETY: as the caller warrants.
-    let memory =
-        |part: &libc::iovec| unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast(), part.iov_len) };
-    parts.iter().filter(|part| part.iov_len > 0).map(memory).collect()
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmsg(descriptor: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
     let Some(id) = object(descriptor) else {
@@ -458,7 +444,7 @@ unsafe extern "C" fn recvmsg(descriptor: c_int, message: *mut libc::msghdr, flag
     // Neither addresses nor descriptors come along.
     (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
     // SAFETY: the caller gives so much room.
-    let mut room = unsafe { parts_of(message) };
+    let mut room = unsafe { slices(message.msg_iov, message.msg_iovlen) };
     receive(id, &mut room, flags)
 }
 
@@ -475,7 +461,7 @@ unsafe extern "C" fn sendmsg(descriptor: c_int, message: *const libc::msghdr, fl
         return outcome(Err(libc::EOPNOTSUPP));
     }
     // SAFETY: the caller gives so many bytes.
-    let contents = unsafe { parts_of(message) };
+    let contents = unsafe { slices(message.msg_iov, message.msg_iovlen) };
     let parts: Vec<&[u8]> = contents.iter().map(|part| &**part).collect();
     transmit(id, &parts, flags)
 }
