@@ -9,8 +9,8 @@ use axum::serve::Listener;
 use router_serve::ServeConfig;
 use router_tls::PeerAddr;
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 /// Connections that wait to be accepted, per listener; the kernel may allow fewer.
@@ -56,6 +56,56 @@ pub(crate) fn bind_shared(
 /// When a server has to be over: `None` while nobody has told it to stop.
 pub(crate) type Stop = watch::Receiver<Option<Instant>>;
 
+/// A signal that ends a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopSignal {
+    /// As SIGTERM.
+    Terminate,
+    /// As SIGINT.
+    Interrupt,
+}
+
+/// Where the signals that end a server come from.
+#[derive(Debug)]
+pub enum StopSignals {
+    /// SIGTERM and SIGINT of this process.
+    Process,
+    /// A caller that runs several servers in one process.
+    Channel(mpsc::UnboundedReceiver<StopSignal>),
+}
+
+/// Stop signals that are listened to.
+enum Listening {
+    Process { terminate: Signal, interrupt: Signal },
+    Channel(mpsc::UnboundedReceiver<StopSignal>),
+}
+
+impl Listening {
+    fn new(signals: StopSignals) -> Result<Self> {
+        Ok(match signals {
+            StopSignals::Process => Self::Process {
+                terminate: signal(SignalKind::terminate())?,
+                interrupt: signal(SignalKind::interrupt())?,
+            },
+            StopSignals::Channel(channel) => Self::Channel(channel),
+        })
+    }
+
+    async fn recv(&mut self) -> StopSignal {
+        match self {
+            Self::Process { terminate, interrupt } => tokio::select! {
+                _ = terminate.recv() => StopSignal::Terminate,
+                _ = interrupt.recv() => StopSignal::Interrupt,
+            },
+            Self::Channel(channel) => match channel.recv().await {
+                Some(signal) => signal,
+                // Nobody is left who could send one.
+                None => std::future::pending().await,
+            },
+        }
+    }
+}
+
 /// What the signals say: first, perhaps, that no new requests are wanted, then when to be over.
 pub(crate) struct Signals {
     /// True from the first signal on.
@@ -63,32 +113,24 @@ pub(crate) struct Signals {
     pub(crate) stop: Stop,
 }
 
-/// Listens to SIGTERM and SIGINT from now on: the first gives requests in flight `drain` to end, the second nothing. After
+/// Listens to stop signals from now on: the first gives requests in flight `drain` to end, the second nothing. After
 /// SIGTERM alone the server goes on accepting for `unready_for`, so that load balancers can leave it first.
-pub(crate) fn signals(drain: Duration, unready_for: Duration) -> Result<Signals> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+pub(crate) fn signals(signals: StopSignals, drain: Duration, unready_for: Duration) -> Result<Signals> {
+    let mut signals = Listening::new(signals)?;
     let (stop, stopped) = watch::channel(None);
     let (leave, is_leaving) = watch::channel(false);
     tokio::spawn(async move {
-        let is_terminated = tokio::select! {
-            _ = terminate.recv() => true,
-            _ = interrupt.recv() => false,
-        };
+        let is_terminated = signals.recv().await == StopSignal::Terminate;
         // Without a receiver there is nothing to be told.
         let _unheard = leave.send(true);
         if is_terminated && !unready_for.is_zero() {
             tokio::select! {
                 () = tokio::time::sleep(unready_for) => {}
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+                _ = signals.recv() => {}
             }
         }
         let _over = stop.send(Some(Instant::now() + drain));
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
+        signals.recv().await;
         let _over = stop.send(Some(Instant::now()));
         std::future::pending::<()>().await;
     });
@@ -96,8 +138,8 @@ pub(crate) fn signals(drain: Duration, unready_for: Duration) -> Result<Signals>
 }
 
 /// The signals of a server that no load balancer stands before.
-pub(crate) fn stop_signals(drain: Duration) -> Result<Stop> {
-    Ok(signals(drain, Duration::ZERO)?.stop)
+pub(crate) fn stop_signals(from: StopSignals, drain: Duration) -> Result<Stop> {
+    Ok(signals(from, drain, Duration::ZERO)?.stop)
 }
 
 /// Waits until everything has to be over.

@@ -52,6 +52,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub use crate::http::{StopSignal, StopSignals};
+
 /// A data-plane appliance for LLM inference clusters.
 #[derive(Parser)]
 #[command(name = "kvasir", version)]
@@ -244,19 +246,27 @@ impl Role {
 
 /// Runs a command line, the program's name first, to its end. A command line with mistakes, `--help` and `--version` end the process.
 pub fn run<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> ExitCode {
+    run_until(arguments, StopSignals::Process)
+}
+
+/// The same; a gateway, a worker or a store is told to stop by these signals.
+pub fn run_until<A: Into<OsString> + Clone>(
+    arguments: impl IntoIterator<Item = A>,
+    stop_signals: StopSignals,
+) -> ExitCode {
     let outcome = match Cli::parse_from(arguments).command {
         Command::Serve { common, listen } => serve::run(&common, listen),
         Command::Gateway { common, listen, aside, workers, pods } => {
-            gateway_role::run(&common, listen, aside, &workers, &pods)
+            gateway_role::run(&common, listen, aside, &workers, &pods, stop_signals)
         }
         Command::Worker { common, role, listen, threads, instance } => {
-            worker_role::run(&common, role, listen, threads, instance.as_deref())
+            worker_role::run(&common, role, listen, threads, instance.as_deref(), stop_signals)
         }
         Command::Control(args) => control_role::run(&args),
         Command::Plan { command } => plan_command::run(&command),
         Command::Profile(args) => profile_command::run(&args),
         Command::Deploy { command } => deploy_command::run(&command),
-        Command::Store { common, listen } => store_role::run(&common, listen),
+        Command::Store { common, listen } => store_role::run(&common, listen, stop_signals),
         Command::Key { command } => key_command::run(&command),
         Command::Top(args) => top_command::execute(&args),
         Command::Workers(args) => workers_command::workers(&args),

@@ -517,7 +517,7 @@ impl Worker {
     }
 
     /// Something speaks for another run of the process: ask at once which one it is.
-    pub(crate) fn doubt(&self) {
+    pub fn doubt(&self) {
         self.in_doubt.store(true, Ordering::Relaxed);
         self.suspected.notify_one();
     }

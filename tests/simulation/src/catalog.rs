@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use router_tokens::ModelText;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tools_mocker::{Mock, MockConfig};
@@ -31,6 +31,8 @@ pub(crate) struct Exchange {
     pub(crate) prompt_tokens: u64,
     pub(crate) completion_tokens: u64,
     pub(crate) finish_reason: String,
+    /// Tokens of the prompt and of the answer.
+    pub(crate) tokens: Vec<u32>,
 }
 
 /// All of them, of each kind of engine.
@@ -94,12 +96,13 @@ async fn start_worker() -> Result<SocketAddr> {
 }
 
 async fn ask_all(address: SocketAddr) -> Result<Vec<Vec<Exchange>>> {
+    let model = ModelText::from_folder(Path::new(MODEL)).context("the model's folder")?;
     let mut all = Vec::new();
     for conversation in 0..CONVERSATIONS {
         let mut messages = json!([{"role": "user", "content": first_message(conversation)}]);
         let mut turns = Vec::new();
         for (turn, tokens_max) in ANSWER_TOKENS.into_iter().enumerate() {
-            let exchange = ask(address, &messages, tokens_max).await?;
+            let exchange = ask(address, &model, &messages, tokens_max).await?;
             if let Some(list) = messages.as_array_mut() {
                 list.push(json!({"role": "assistant", "content": exchange.answer}));
                 list.push(json!({"role": "user", "content": format!("And then, {turn}? Go on.")}));
@@ -111,7 +114,12 @@ async fn ask_all(address: SocketAddr) -> Result<Vec<Vec<Exchange>>> {
     Ok(all)
 }
 
-async fn ask(address: SocketAddr, messages: &Value, tokens_max: usize) -> Result<Exchange> {
+async fn ask(
+    address: SocketAddr,
+    model: &ModelText,
+    messages: &Value,
+    tokens_max: usize,
+) -> Result<Exchange> {
     let body = json!({"model": "tiny", "messages": messages, "max_tokens": tokens_max, "temperature": 0})
         .to_string();
     let mut stream = TcpStream::connect(address).await?;
@@ -130,11 +138,21 @@ async fn ask(address: SocketAddr, messages: &Value, tokens_max: usize) -> Result
     let answer: Value = serde_json::from_str(body)?;
     let choice = &answer["choices"][0];
     let usage = |name: &str| answer["usage"][name].as_u64().context("usage");
+    let text = choice["message"]["content"].as_str().context("no text")?;
+    let prompt_tokens = usage("prompt_tokens")?;
+    let mut tokens = model.encode_conversation(messages.clone(), true, false, &Map::new())?.ids;
+    ensure!(
+        tokens.len() as u64 == prompt_tokens,
+        "{} tokens, of which the reference counts {prompt_tokens}",
+        tokens.len()
+    );
+    tokens.extend(model.tokenizer.encode(text, false)?);
     Ok(Exchange {
         messages: messages.clone(),
         tokens_max,
-        answer: choice["message"]["content"].as_str().context("no text")?.to_owned(),
-        prompt_tokens: usage("prompt_tokens")?,
+        answer: text.to_owned(),
+        prompt_tokens,
+        tokens,
         completion_tokens: usage("completion_tokens")?,
         finish_reason: choice["finish_reason"].as_str().context("no finish_reason")?.to_owned(),
     })

@@ -8,10 +8,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::catalog::Exchange;
+use crate::kernel::{self, Nanos};
 
 /// How a client behaves.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Manner {
+pub(crate) struct ClientBehaviour {
+    /// What it shows to be let in.
+    pub(crate) key: Option<&'static str>,
     pub(crate) streams: bool,
     /// Goes away after so many milliseconds.
     pub(crate) leaves_after: Option<u64>,
@@ -38,43 +41,61 @@ pub(crate) enum Outcome {
     Wrong(String),
 }
 
+/// An exchange that is over.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    pub(crate) outcome: Outcome,
+    /// When, in simulated time.
+    pub(crate) at: Nanos,
+    /// Tokens of the prompt that the engine had in its cache, where a right answer says so.
+    pub(crate) cached: Option<u64>,
+}
+
 /// How long clients wait for the end. An answer that the gateway still works on comes sooner, or ends with an error.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Asks, and compares what comes with the reference.
-pub(crate) async fn ask(address: SocketAddr, exchange: &Exchange, manner: Manner, id: u64) -> Outcome {
+pub(crate) async fn ask(
+    address: SocketAddr,
+    exchange: &Exchange,
+    behaviour: ClientBehaviour,
+    id: u64,
+) -> Ended {
     let mut bytes = Vec::with_capacity(4096);
-    let talk = talk(address, exchange, manner, id, &mut bytes);
-    let (limit, end) = match manner.leaves_after {
+    let talk = talk(address, exchange, behaviour, id, &mut bytes);
+    let (limit, end) = match behaviour.leaves_after {
         None => (PATIENCE, Outcome::GaveUp),
         Some(millis) => (Duration::from_millis(millis), Outcome::Left),
     };
-    match tokio::time::timeout(limit, talk).await {
-        Ok(true) => judge(&bytes, exchange, manner),
-        Ok(false) => judge_part(&bytes, exchange, manner, Outcome::Cut),
-        Err(_) => judge_part(&bytes, exchange, manner, end),
-    }
+    let mut cached = None;
+    let outcome = match tokio::time::timeout(limit, talk).await {
+        Ok(true) => judge(&bytes, exchange, behaviour, &mut cached),
+        Ok(false) => judge_part(&bytes, exchange, behaviour, Outcome::Cut),
+        Err(_) => judge_part(&bytes, exchange, behaviour, end),
+    };
+    Ended { outcome, at: kernel::now(), cached }
 }
 
 /// Sends the request and reads to the end; false when there is none.
 async fn talk(
     address: SocketAddr,
     exchange: &Exchange,
-    manner: Manner,
+    behaviour: ClientBehaviour,
     id: u64,
     bytes: &mut Vec<u8>,
 ) -> bool {
     let mut body = json!({
-        "model": "tiny", "messages": exchange.messages, "max_tokens": exchange.tokens_max, "stream": manner.streams,
+        "model": "tiny", "messages": exchange.messages, "max_tokens": exchange.tokens_max, "stream": behaviour.streams,
         "temperature": 0,
     });
-    if manner.streams {
+    if behaviour.streams {
         body["stream_options"] = json!({"include_usage": true});
     }
     let body = body.to_string();
     let request = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\nx-request-id: r{id}\r\nconnection: close\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+         content-type: application/json\r\n{}content-length: {}\r\n\r\n{body}",
+        authorization(behaviour.key),
         body.len()
     );
     let Ok(mut stream) = TcpStream::connect(address).await else { return false };
@@ -84,17 +105,21 @@ async fn talk(
     loop {
         match stream.read_buf(bytes).await {
             Ok(0) => return true,
-            Ok(_) if manner.pause > 0 => tokio::time::sleep(Duration::from_millis(manner.pause)).await,
+            Ok(_) if behaviour.pause > 0 => tokio::time::sleep(Duration::from_millis(behaviour.pause)).await,
             Ok(_) => {}
             Err(_) => return false,
         }
     }
 }
 
+fn authorization(key: Option<&str>) -> String {
+    key.map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"))
+}
+
 /// An answer without its end must be a beginning of the right one.
-fn judge_part(bytes: &[u8], exchange: &Exchange, manner: Manner, end: Outcome) -> Outcome {
+fn judge_part(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, end: Outcome) -> Outcome {
     let Some((head, content)) = split(bytes) else { return end };
-    if manner.streams && head.starts_with("HTTP/1.1 200") {
+    if behaviour.streams && head.starts_with("HTTP/1.1 200") {
         let events = Events::read(&dechunk(content).0);
         if !exchange.answer.starts_with(&events.text) {
             return Outcome::Wrong(format!("a cut stream says {:?} for {:?}", events.text, exchange.answer));
@@ -139,6 +164,7 @@ struct Events {
     beginnings: usize,
     finish_reasons: Vec<String>,
     usage: Option<(u64, u64)>,
+    cached: Option<u64>,
     after_done: bool,
     malformed: Option<String>,
 }
@@ -177,6 +203,7 @@ impl Events {
             (event["usage"]["prompt_tokens"].as_u64(), event["usage"]["completion_tokens"].as_u64())
         {
             self.usage = Some((prompt, completion));
+            self.cached = cached(event);
         }
         let choice = &event["choices"][0];
         self.beginnings += usize::from(choice["delta"]["role"].is_string());
@@ -187,7 +214,12 @@ impl Events {
     }
 }
 
-fn judge(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
+/// What an answer says of its prompt's tokens.
+fn cached(answer: &Value) -> Option<u64> {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
+}
+
+fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: &mut Option<u64>) -> Outcome {
     let Some((head, content)) = split(bytes) else { return Outcome::Cut };
     let Some(status) = head.get(9..12).and_then(|status| status.parse::<u16>().ok()) else {
         return Outcome::Wrong(format!("no status in {head:?}"));
@@ -203,7 +235,7 @@ fn judge(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
         (false, None) => return Outcome::Wrong(format!("neither chunks nor a length in {head:?}")),
     };
     if !is_whole {
-        return judge_part(bytes, exchange, manner, Outcome::Cut);
+        return judge_part(bytes, exchange, behaviour, Outcome::Cut);
     }
     if status != 200 {
         let message = serde_json::from_slice::<Value>(&content).ok();
@@ -218,13 +250,17 @@ fn judge(bytes: &[u8], exchange: &Exchange, manner: Manner) -> Outcome {
             )),
         };
     }
-    if manner.streams { judge_stream(&content, exchange) } else { judge_whole(&content, exchange) }
+    match behaviour.streams {
+        true => judge_stream(&content, exchange, cached),
+        false => judge_whole(&content, exchange, cached),
+    }
 }
 
-fn judge_whole(content: &[u8], exchange: &Exchange) -> Outcome {
+fn judge_whole(content: &[u8], exchange: &Exchange, cached_tokens: &mut Option<u64>) -> Outcome {
     let Ok(answer) = serde_json::from_slice::<Value>(content) else {
         return Outcome::Wrong(format!("an answer that is no JSON: {}", String::from_utf8_lossy(content)));
     };
+    *cached_tokens = cached(&answer);
     let choice = &answer["choices"][0];
     let usage = (answer["usage"]["prompt_tokens"].as_u64(), answer["usage"]["completion_tokens"].as_u64());
     let wanted = (Some(exchange.prompt_tokens), Some(exchange.completion_tokens));
@@ -239,8 +275,9 @@ fn judge_whole(content: &[u8], exchange: &Exchange) -> Outcome {
     Outcome::Right
 }
 
-fn judge_stream(content: &[u8], exchange: &Exchange) -> Outcome {
+fn judge_stream(content: &[u8], exchange: &Exchange, cached_tokens: &mut Option<u64>) -> Outcome {
     let events = Events::read(content);
+    *cached_tokens = events.cached;
     if !exchange.answer.starts_with(&events.text) {
         return Outcome::Wrong(format!("a stream says {:?} for {:?}", events.text, exchange.answer));
     }
@@ -294,8 +331,9 @@ pub(crate) async fn nudge(address: SocketAddr, text: &str) {
 }
 
 /// Gets a page; `None` when there is no answer with status 200 in time.
-pub(crate) async fn get(address: SocketAddr, path: &str) -> Option<String> {
-    let request = format!("GET {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n");
+pub(crate) async fn get(address: SocketAddr, path: &str, key: Option<&str>) -> Option<String> {
+    let request =
+        format!("GET {path} HTTP/1.1\r\nhost: node\r\n{}connection: close\r\n\r\n", authorization(key));
     let exchange = async {
         let mut stream = TcpStream::connect(address).await.ok()?;
         stream.write_all(request.as_bytes()).await.ok()?;

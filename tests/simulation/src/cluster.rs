@@ -1,31 +1,57 @@
-//! The nodes of a simulated cluster: real gateways, mock engines, and the files that tell who is there.
+//! The nodes of a simulated cluster and the files that tell who is there: started, stopped, and made to fail.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tools_mocker::{Dialect, Mock, MockConfig};
+use tools_mocker::Mock;
 
-use crate::catalog::{self, MODEL};
-use crate::kernel::{self, Cut, DiskFaults, HostId, LinkFaults, MICROSECOND, MILLISECOND, ProcessId, report};
-use crate::model;
-use crate::plan::{EnginePlan, Link, Make, Node, Plan, Role, Tiers};
+use crate::kernel::{
+    self, Cut, DiskFaults, HostId, LinkFaults, MICROSECOND, MILLISECOND, Nanos, ProcessId, SECOND,
+};
+use crate::nodes::{
+    self, ADMIN_PORT, ENGINE_PORT, GATEWAY_PORT, GatewayOptions, STORE_HTTP_PORT, Started, StopHandle,
+};
+use crate::plan::{EngineKind, EnginePlan, Link, Node, Plan, Role, Tiers};
 
-const GATEWAY_PORT: u16 = 8000;
-const ADMIN_PORT: u16 = 9090;
-const ENGINE_PORT: u16 = 8100;
-/// Ports of a worker's KV events, their replay and its data plane.
-const WORKER_PORTS: [u16; 3] = [8101, 8102, 8103];
-const STORE_PORT: u16 = 7400;
-const STORE_HTTP_PORT: u16 = 7401;
-
-/// A gateway or an engine, and the process that is it now.
+/// A gateway, an engine or a store, and the process that is it now.
 struct Member {
     host: HostId,
     process: ProcessId,
+    stop: Option<StopHandle>,
     is_frozen: bool,
+    termination: Option<Termination>,
+}
+
+/// A process was told to stop.
+#[derive(Debug, Clone, Copy)]
+struct Termination {
+    /// When it is killed if it is there still.
+    kill_at: Nanos,
+    /// When the next one starts, once it has ended.
+    restart_at: Option<Nanos>,
+}
+
+/// How long after the end of a process the next one starts.
+const RESTARTS_AFTER: Nanos = SECOND / 2;
+
+impl Member {
+    fn new(host: HostId) -> Self {
+        Self { host, process: ProcessId::NONE, stop: None, is_frozen: false, termination: None }
+    }
+
+    fn is_alive(&self) -> bool {
+        kernel::is_alive(self.process)
+    }
+
+    fn started(&mut self, started: Started) {
+        self.process = started.process;
+        self.is_frozen = false;
+        self.termination = None;
+        // The receiver belongs to a process that is gone: closing the channel would wake a task of it.
+        std::mem::forget(std::mem::replace(&mut self.stop, started.stop));
+    }
 }
 
 struct Gateway {
@@ -47,6 +73,8 @@ struct Engine {
     plan: EnginePlan,
     /// Set by the engine's own process once it listens.
     mock: Arc<Mutex<Option<Arc<Mock>>>>,
+    /// Runs another model than its own.
+    is_other_model: bool,
 }
 
 pub(crate) struct Cluster {
@@ -55,9 +83,9 @@ pub(crate) struct Cluster {
     engines: Vec<Engine>,
     stores: Vec<Member>,
     usual: LinkFaults,
-    peers: bool,
-    requests_max: u32,
     is_reference: bool,
+    tiers: Tiers,
+    has_keys: bool,
 }
 
 pub(crate) fn faults_of(link: Link) -> LinkFaults {
@@ -80,28 +108,30 @@ impl Cluster {
             engines: Vec::new(),
             stores: Vec::new(),
             usual: faults_of(plan.link),
-            peers: plan.peers,
-            requests_max: plan.requests_max,
             is_reference: plan.is_reference(),
+            tiers: plan.tiers,
+            has_keys: plan.tenants > 0,
         };
         let gateways: Vec<HostId> =
             (0..plan.gateways).map(|number| kernel::add_host(&format!("gateway{number}"))).collect();
+        if cluster.has_keys {
+            nodes::write_keys()?;
+        }
         for number in 0..plan.tiers.stores {
-            let host = kernel::add_host(&format!("store{number}"));
-            write_store_config(host, number)?;
-            let process = start_store(host, number);
-            cluster.stores.push(Member { host, process, is_frozen: false });
+            let mut member = Member::new(kernel::add_host(&format!("store{number}")));
+            nodes::write_store_config(member.host, number)?;
+            member.started(nodes::start_store(member.host, number));
+            cluster.stores.push(member);
         }
         let stores: Vec<HostId> = cluster.stores.iter().map(|store| store.host).collect();
         for (number, engine) in plan.engines.iter().enumerate() {
-            let host = kernel::add_host(&format!("engine{number}"));
-            let mock = Arc::default();
-            if engine.make == Make::Worker {
-                write_worker_config(host, number, engine, plan.tiers, &stores)?;
+            let member = Member::new(kernel::add_host(&format!("engine{number}")));
+            if engine.kind == EngineKind::Worker {
+                nodes::write_worker_config(member.host, number, engine, plan.tiers, &stores)?;
             }
-            let process = start_engine(host, number, engine, Arc::clone(&mock));
-            let member = Member { host, process, is_frozen: false };
-            cluster.engines.push(Engine { member, plan: engine.clone(), mock });
+            let engine = Engine { member, plan: engine.clone(), mock: Arc::default(), is_other_model: false };
+            cluster.engines.push(engine);
+            cluster.start_engine(number);
         }
         let hosts: Vec<HostId> = [client]
             .into_iter()
@@ -116,32 +146,20 @@ impl Cluster {
         }
         for (number, host) in gateways.iter().enumerate() {
             let lists = vec![Listed::In; plan.engines.len()];
-            let member = Member { host: *host, process: ProcessId::NONE, is_frozen: false };
-            cluster.gateways.push(Gateway { member, lists, writes: 0 });
+            cluster.gateways.push(Gateway { member: Member::new(*host), lists, writes: 0 });
             cluster.write_list(number)?;
-            cluster.write_config(number, &gateways)?;
-            cluster.gateways[number].member.process = start_gateway(*host, number);
+            let peers: Vec<HostId> =
+                gateways.iter().copied().filter(|peer| plan.peers && peer != host).collect();
+            let options = GatewayOptions { requests_max: plan.requests_max, has_keys: cluster.has_keys };
+            nodes::write_gateway_config(number, &peers, &options)?;
+            cluster.gateways[number].member.started(nodes::start_gateway(*host, number));
         }
         Ok(cluster)
     }
 
-    fn write_config(&self, number: usize, gateways: &[HostId]) -> Result<()> {
-        let others = gateways.iter().enumerate().filter(|(other, _)| self.peers && *other != number);
-        let peers: Vec<String> = others
-            .map(|(_, host)| format!("\"http://{}:{GATEWAY_PORT}\"", kernel::host_address(*host)))
-            .collect();
-        let config = format!(
-            "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"tiny\"\n\
-             model_folder = \"{MODEL}\"\n\
-             health_interval = \"1s\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
-             worker_wait = \"5s\"\nwrite_timeout = \"10s\"\npeers = [{}]\n\
-             requests_max = {}\n\
-             [router]\ndisaggregate_above_tokens = 40\n\
-             [discovery]\nfile = \"gateway{number}.workers.toml\"\n",
-            peers.join(", "),
-            self.requests_max,
-        );
-        std::fs::write(format!("gateway{number}.toml"), config).context("the gateway's configuration")
+    fn start_engine(&mut self, number: usize) {
+        let Engine { member, plan, mock, is_other_model } = &mut self.engines[number];
+        member.started(nodes::start_engine(member.host, number, plan, *is_other_model, Arc::clone(mock)));
     }
 
     /// Writes a gateway's list of workers.
@@ -156,6 +174,12 @@ impl Cluster {
             }
             let address = kernel::host_address(engine.member.host);
             writeln!(text, "[[worker]]\nurl = \"http://{address}:{ENGINE_PORT}\"")?;
+            // Workers say their role themselves.
+            match (engine.plan.kind, engine.plan.role) {
+                (EngineKind::Worker, _) | (_, Role::Both) => {}
+                (_, Role::Prefill) => writeln!(text, "role = \"prefill\"")?,
+                (_, Role::Decode) => writeln!(text, "role = \"decode\"")?,
+            }
             if *listed == Listed::Draining {
                 writeln!(text, "draining = true")?;
             }
@@ -197,6 +221,20 @@ impl Cluster {
 
     pub(crate) fn mock(&self, number: usize) -> Option<Arc<Mock>> {
         self.engines[number].mock.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The key of a tenant, where clients need one.
+    pub(crate) fn key(&self, tenant: u8) -> Option<&'static str> {
+        self.has_keys.then(|| nodes::key(tenant))
+    }
+
+    /// The key by which gateways tell their state.
+    pub(crate) fn administrators_key(&self) -> Option<&'static str> {
+        self.has_keys.then(nodes::administrators_key)
+    }
+
+    pub(crate) fn tiers(&self) -> Tiers {
+        self.tiers
     }
 
     pub(crate) fn is_reference(&self) -> bool {
@@ -246,6 +284,9 @@ impl Cluster {
         if let Node::Engine(number) = node {
             let mock =
                 self.engines[usize::from(number)].mock.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(mock) = &mock {
+                mock.unregister();
+            }
             // Dropping the mock would run code of a process that was killed.
             std::mem::forget(mock);
         }
@@ -255,29 +296,75 @@ impl Cluster {
         }
     }
 
-    /// Starts a process again that was killed.
+    /// Tells a process to stop. It is killed when it is there after so many milliseconds; in any case, another one
+    /// starts in its place ([`Self::supervise`]).
+    pub(crate) fn terminate(&mut self, node: Node, kill_after: u64) {
+        let Some(member) = self.member_mut(node).filter(|member| member.is_alive()) else { return };
+        let kill_at = kernel::now() + kill_after * MILLISECOND;
+        member.termination = Some(Termination { kill_at, restart_at: None });
+        match &member.stop {
+            Some(stop) => stop.terminate(),
+            // Mock engines end at once, as most engines do.
+            None => self.kill(node, false),
+        }
+    }
+
+    /// Does what is due for processes that were told to stop.
+    pub(crate) fn supervise(&mut self) {
+        let now = kernel::now();
+        for node in self.nodes() {
+            let Some(member) = self.member_mut(node) else { continue };
+            let is_alive = member.is_alive();
+            match &mut member.termination {
+                None => {}
+                Some(Termination { kill_at, .. }) if is_alive => {
+                    if now >= *kill_at {
+                        self.kill(node, false);
+                    }
+                }
+                Some(Termination { restart_at: Some(restart_at), .. }) => {
+                    if now >= *restart_at {
+                        self.restart(node);
+                    }
+                }
+                Some(termination) => termination.restart_at = Some(now + RESTARTS_AFTER),
+            }
+        }
+    }
+
+    /// Whether a process that was told to stop has not been replaced yet.
+    pub(crate) fn is_restarting(&self) -> bool {
+        self.nodes()
+            .into_iter()
+            .any(|node| self.member(node).is_some_and(|member| member.termination.is_some()))
+    }
+
+    /// Starts an engine anew, with another model or with its own.
+    pub(crate) fn change_model(&mut self, engine: u8, is_other_model: bool) {
+        let number = usize::from(engine);
+        if self.engines[number].is_other_model == is_other_model {
+            return;
+        }
+        self.kill(Node::Engine(engine), false);
+        self.engines[number].is_other_model = is_other_model;
+        self.start_engine(number);
+    }
+
+    /// Starts a process again that has ended.
     pub(crate) fn restart(&mut self, node: Node) {
-        if self.member(node).is_none_or(|member| kernel::is_alive(member.process)) {
+        if self.member(node).is_none_or(Member::is_alive) {
             return;
         }
         match node {
             Node::Client => {}
             Node::Gateway(number) => {
                 let member = &mut self.gateways[usize::from(number)].member;
-                member.process = start_gateway(member.host, usize::from(number));
+                member.started(nodes::start_gateway(member.host, usize::from(number)));
             }
-            Node::Engine(number) => {
-                let engine = &mut self.engines[usize::from(number)];
-                engine.member.process = start_engine(
-                    engine.member.host,
-                    usize::from(number),
-                    &engine.plan,
-                    Arc::clone(&engine.mock),
-                );
-            }
+            Node::Engine(number) => self.start_engine(usize::from(number)),
             Node::Store(number) => {
                 let member = &mut self.stores[usize::from(number)];
-                member.process = start_store(member.host, number);
+                member.started(nodes::start_store(member.host, number));
             }
         }
     }
@@ -328,14 +415,16 @@ impl Cluster {
         Ok(())
     }
 
-    /// Everything that is wrong is put right again.
+    fn nodes(&self) -> Vec<Node> {
+        let gateways = (0..self.gateways.len() as u8).map(Node::Gateway);
+        let engines = (0..self.engines.len() as u8).map(Node::Engine);
+        let stores = (0..self.stores.len() as u8).map(Node::Store);
+        [Node::Client].into_iter().chain(gateways).chain(engines).chain(stores).collect()
+    }
+
+    /// Everything that is wrong is put right again. Processes that were told to stop still take their time.
     pub(crate) fn heal(&mut self) -> Result<()> {
-        let nodes: Vec<Node> = [Node::Client]
-            .into_iter()
-            .chain((0..self.gateways.len() as u8).map(Node::Gateway))
-            .chain((0..self.engines.len() as u8).map(Node::Engine))
-            .chain((0..self.stores.len() as u8).map(Node::Store))
-            .collect();
+        let nodes = self.nodes();
         for (index, a) in nodes.iter().enumerate() {
             for b in &nodes[index + 1..] {
                 self.set_link(*a, *b, self.usual);
@@ -345,6 +434,7 @@ impl Cluster {
             self.restart(*a);
         }
         for number in 0..self.engines.len() {
+            self.change_model(number as u8, false);
             if let Some(mock) = self.mock(number) {
                 mock.heal();
             }
@@ -352,119 +442,4 @@ impl Cluster {
         }
         Ok(())
     }
-}
-
-fn start_gateway(host: HostId, number: usize) -> ProcessId {
-    kernel::start_process(host, &format!("gateway{number}"), move || {
-        control_node::run(["kvasir", "gateway", "--config", &format!("gateway{number}.toml")]);
-        report::fail(&format!("gateway{number} has ended by itself"));
-    })
-}
-
-fn start_store(host: HostId, number: u8) -> ProcessId {
-    kernel::start_process(host, &format!("store{number}"), move || {
-        control_node::run(["kvasir", "store", "--config", &format!("store{number}.toml")]);
-        report::fail(&format!("store{number} has ended by itself"));
-    })
-}
-
-/// Runs a worker, again and again where its disk keeps it from starting, as whoever supervises it would.
-fn run_worker(host: HostId, number: usize, role: Role) -> ! {
-    let role = match role {
-        Role::Both => "both",
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-    };
-    let config = format!("worker{number}.toml");
-    loop {
-        control_node::run(["kvasir", "worker", "--role", role, "--config", &config]);
-        if kernel::disk_of(host) == DiskFaults::default() {
-            report::fail(&format!("worker {number} has ended by itself"));
-        }
-        std::thread::sleep(Duration::from_secs(1));
-    }
-}
-
-fn write_store_config(host: HostId, number: u8) -> Result<()> {
-    let address = kernel::host_address(host);
-    let config = format!(
-        "[store]\nname = \"store{number}\"\npool = \"2 MiB\"\nslot = \"8 KiB\"\nlisten = \"{address}:{STORE_PORT}\"\n\
-         http = \"{address}:{STORE_HTTP_PORT}\"\nlease = \"5s\"\nresp = []\n\
-         [transfer]\ntransport = \"tcp\"\nhuge_pages = false\nzero_copy_from = \"0 B\"\n"
-    );
-    std::fs::write(format!("store{number}.toml"), config).context("the store's configuration")
-}
-
-fn write_worker_config(
-    host: HostId,
-    number: usize,
-    plan: &EnginePlan,
-    tiers: Tiers,
-    stores: &[HostId],
-) -> Result<()> {
-    let address = kernel::host_address(host);
-    let [events, replay, transfer] = WORKER_PORTS;
-    let nodes: Vec<String> = stores
-        .iter()
-        .enumerate()
-        .map(|(number, host)| format!("\"store{number}=tcp:{}:{STORE_PORT}\"", kernel::host_address(*host)))
-        .collect();
-    let nodes = if tiers.host_kib == 0 { String::new() } else { nodes.join(", ") };
-    let disk = if tiers.host_kib == 0 { 0 } else { tiers.disk_kib };
-    let context = model::CONTEXT.min((plan.blocks - 2) * 16);
-    let config = format!(
-        "[engine]\nmodel_name = \"tiny\"\nmodel_folder = \"{MODEL}\"\nthreads = 1\nblocks = {}\n\
-         context_tokens = {context}\n\
-         [worker]\nlisten = \"{address}:{ENGINE_PORT}\"\nevents = \"{address}:{events}\"\nreplay = \"{address}:{replay}\"\n\
-         [transfer]\ntransport = \"tcp\"\nlisten = \"{address}:{transfer}\"\nhuge_pages = false\n\
-         zero_copy_from = \"0 B\"\ndeadline = \"5s\"\nlease = \"8s\"\n\
-         [host_tier]\ncapacity = \"{} KiB\"\n\
-         [disk_tier]\ncapacity = \"{disk} KiB\"\nsegment = \"1 MiB\"\npath = \"disk{number}\"\n\
-         [remote_tier]\nnodes = [{nodes}]\n",
-        plan.blocks, tiers.host_kib
-    );
-    std::fs::write(format!("worker{number}.toml"), config).context("the worker's configuration")
-}
-
-fn start_engine(
-    host: HostId,
-    number: usize,
-    plan: &EnginePlan,
-    place: Arc<Mutex<Option<Arc<Mock>>>>,
-) -> ProcessId {
-    let plan = plan.clone();
-    kernel::start_process(host, &format!("engine{number}"), move || {
-        if plan.make == Make::Worker {
-            run_worker(host, number, plan.role);
-        }
-        let ended = run_engine(host, number, &plan, &place);
-        report::fail(&format!("engine{number} has ended: {ended:?}"));
-    })
-}
-
-fn run_engine(
-    host: HostId,
-    number: usize,
-    plan: &EnginePlan,
-    place: &Mutex<Option<Arc<Mock>>>,
-) -> Result<()> {
-    let config = MockConfig {
-        dialect: if plan.make == Make::Sglang { Dialect::Sglang } else { Dialect::Vllm },
-        blocks: plan.blocks,
-        context_tokens: (plan.blocks - 1) * 16,
-        decode_seconds_per_step: plan.step_us as f64 / 1e6,
-        prefill_seconds_per_token: plan.token_us as f64 / 1e6,
-        events: plan.events,
-        seed: number as u64,
-        bootstrap_timeout: Duration::from_secs(20),
-        ..catalog::engine_config()?
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let address = SocketAddr::from((kernel::host_address(host), ENGINE_PORT));
-        let mock = Mock::start(config, address).await?;
-        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(mock));
-        std::future::pending::<()>().await;
-        Ok(())
-    })
 }

@@ -3,10 +3,13 @@
 mod catalog;
 mod client;
 mod cluster;
+mod excuses;
 mod kernel;
 mod life;
 mod model;
+mod nodes;
 mod plan;
+mod rest;
 mod runner;
 mod shrink;
 

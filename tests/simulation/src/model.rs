@@ -1,7 +1,7 @@
 //! The model of a simulated cluster: a transformer of a few thousand weights, and a tokenizer with a token for each byte.
 //!
 //! Text that goes through tokens, back to text and through tokens again is the same tokens, so that an answer that is continued
-//! elsewhere is the reference's. What an engine says depends on all of its KV cache: one wrong block is another answer.
+//! elsewhere is the reference's. Action an engine says depends on all of its KV cache: one wrong block is another answer.
 
 use std::path::Path;
 

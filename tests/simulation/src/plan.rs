@@ -13,6 +13,9 @@ pub(crate) struct Plan {
     pub(crate) engines: Vec<EnginePlan>,
     /// Gateways tell each other what they have sent where.
     pub(crate) peers: bool,
+    /// Tenants with keys; 0 when the gateways let everybody in.
+    #[serde(default)]
+    pub(crate) tenants: u8,
     /// Requests inside a gateway at a time.
     pub(crate) requests_max: u32,
     pub(crate) link: Link,
@@ -23,7 +26,7 @@ pub(crate) struct Plan {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct EnginePlan {
-    pub(crate) make: Make,
+    pub(crate) kind: EngineKind,
     pub(crate) role: Role,
     /// KV blocks.
     pub(crate) blocks: usize,
@@ -32,12 +35,15 @@ pub(crate) struct EnginePlan {
     pub(crate) token_us: u64,
     /// Publishes KV events.
     pub(crate) events: bool,
+    /// A decode engine computes the blocks itself that it does not get, instead of failing the request.
+    #[serde(default)]
+    pub(crate) recomputes: bool,
 }
 
-/// Make of an engine.
+/// EngineKind of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Make {
+pub(crate) enum EngineKind {
     /// A mock with vLLM's surface.
     Vllm,
     /// A mock with SGLang's.
@@ -94,7 +100,7 @@ pub(crate) struct Link {
 pub(crate) struct Step {
     /// Milliseconds after the cluster is ready.
     pub(crate) at: u64,
-    pub(crate) what: What,
+    pub(crate) action: Action,
 }
 
 /// A node of the cluster.
@@ -109,7 +115,7 @@ pub(crate) enum Node {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum What {
+pub(crate) enum Action {
     Ask {
         gateway: u8,
         conversation: usize,
@@ -117,9 +123,15 @@ pub(crate) enum What {
         streams: bool,
         leaves_after: Option<u64>,
         pause: u64,
+        #[serde(default)]
+        tenant: u8,
     },
     /// The process ends, and another one starts after so many milliseconds.
     Kill { node: Node, silently: bool, back_after: u64 },
+    /// The process gets SIGTERM, and SIGKILL after so many milliseconds if it is there still; then another one starts.
+    Terminate { node: Node, back_after: u64 },
+    /// An engine starts again with another model, and for a time has that.
+    ChangeModel { engine: u8, lasts: u64 },
     /// The process is stopped for a time.
     Freeze { node: Node, lasts: u64 },
     /// Nothing gets through between two nodes for a time.
@@ -138,7 +150,7 @@ pub(crate) enum What {
     Leave { engine: u8, drains: bool, lasts: u64 },
 }
 
-impl What {
+impl Action {
     pub(crate) fn is_fault(&self) -> bool {
         !matches!(self, Self::Ask { .. })
     }
@@ -169,47 +181,73 @@ fn link(random: &mut Random) -> Link {
 }
 
 fn draw_mocks(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
-    let count = random.between(1, 4);
+    let roles = match random.below(4) {
+        0 => draw_pairs(random),
+        _ => vec![Role::Both; random.between(1, 4) as usize],
+    };
     let all_events = !random.one_in(4);
-    let engine = |_| EnginePlan {
-        make: if random.one_in(4) { Make::Sglang } else { Make::Vllm },
-        role: Role::Both,
+    // Blocks go from one engine to another of the same kind only.
+    let kind = if random.one_in(4) { EngineKind::Sglang } else { EngineKind::Vllm };
+    let recomputes = random.one_in(2);
+    let are_pairs = roles.iter().any(|role| *role != Role::Both);
+    let engine = |role: Role| EnginePlan {
+        kind: match random.one_in(4) {
+            true if !are_pairs => EngineKind::Sglang,
+            false if !are_pairs => EngineKind::Vllm,
+            _ => kind,
+        },
+        role,
         blocks: *random.pick(&[160, 400, 4096]),
         step_us: *random.pick(&[0, 2_000, 10_000, 30_000]),
         token_us: *random.pick(&[0, 20, 200]),
         events: all_events || !random.one_in(3),
+        recomputes,
     };
-    ((0..count).map(engine).collect(), Tiers { host_kib: 0, disk_kib: 0, stores: 0 })
+    (roles.into_iter().map(engine).collect(), Tiers { host_kib: 0, disk_kib: 0, stores: 0 })
+}
+
+/// Engines of which some compute prompts and others go on with them.
+fn draw_pairs(random: &mut Random) -> Vec<Role> {
+    match random.below(3) {
+        0 => vec![Role::Prefill, Role::Decode],
+        1 => vec![Role::Prefill, Role::Decode, Role::Decode],
+        _ => vec![Role::Prefill, Role::Prefill, Role::Decode],
+    }
 }
 
 fn draw_workers(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
-    let roles: &[Role] = match random.below(4) {
-        0 => &[Role::Both, Role::Both],
-        1 => &[Role::Prefill, Role::Decode],
-        2 => &[Role::Prefill, Role::Decode, Role::Decode],
-        _ => &[Role::Prefill, Role::Prefill, Role::Decode],
-    };
+    let roles = if random.one_in(4) { vec![Role::Both; 2] } else { draw_pairs(random) };
     let blocks = *random.pick(&[48, 64, 160]);
-    let engine = |role: &Role| EnginePlan {
-        make: Make::Worker,
-        role: *role,
+    let engine = |role: Role| EnginePlan {
+        kind: EngineKind::Worker,
+        role,
         blocks,
         step_us: 0,
         token_us: 0,
         events: true,
+        recomputes: true,
     };
     let tiers = Tiers {
         host_kib: *random.pick(&[0, 64, 64, 512]),
         disk_kib: *random.pick(&[0, 2048, 8192]),
         stores: *random.pick(&[0, 0, 1, 2]),
     };
-    (roles.iter().map(engine).collect(), tiers)
+    (roles.into_iter().map(engine).collect(), tiers)
 }
+
+/// Milliseconds within which an engine that was stopped is back, and until the next one is touched.
+const UPDATE_BACK: u64 = 4_000;
+const UPDATE_GAP: u64 = 3_000;
 
 impl Plan {
     /// Whether the engines are workers with the reference engine.
     pub(crate) fn is_reference(&self) -> bool {
-        self.engines.iter().any(|engine| engine.make == Make::Worker)
+        self.engines.iter().any(|engine| engine.kind == EngineKind::Worker)
+    }
+
+    /// Whether some engines compute prompts and others go on with them.
+    pub(crate) fn has_pairs(&self) -> bool {
+        self.engines.iter().any(|engine| engine.role != Role::Both)
     }
 
     /// The plan of a seed.
@@ -222,7 +260,9 @@ impl Plan {
         let link = if random.one_in(3) { link(&mut random) } else { quiet };
         let peers = gateways > 1 && !random.one_in(3);
         let requests_max = *random.pick(&[4096, 4096, 4]);
-        let mut plan = Self { seed, gateways, engines, peers, requests_max, link, tiers, steps: Vec::new() };
+        let tenants = *random.pick(&[0, 0, 2, 3]);
+        let mut plan =
+            Self { seed, gateways, engines, peers, tenants, requests_max, link, tiers, steps: Vec::new() };
         let lasts = *random.pick(&[4_000, 15_000, 60_000]);
         plan.draw_questions(&mut random, lasts);
         // One run in eight has no faults: everything must succeed then.
@@ -255,9 +295,10 @@ impl Plan {
             let leaves_after = (leaves && random.one_in(4)).then(|| random.between(1, 2_000));
             let pause = if slow && random.one_in(4) { random.between(1, 400) } else { 0 };
             let gateway = random.below(u64::from(self.gateways)) as u8;
-            let what =
-                What::Ask { gateway, conversation, turn, streams: random.one_in(2), leaves_after, pause };
-            self.steps.push(Step { at, what });
+            let streams = random.one_in(2);
+            let tenant = random.below(u64::from(self.tenants.max(1))) as u8;
+            let action = Action::Ask { gateway, conversation, turn, streams, leaves_after, pause, tenant };
+            self.steps.push(Step { at, action });
         }
     }
 
@@ -291,8 +332,10 @@ impl Plan {
 
     fn draw_faults(&mut self, random: &mut Random, lasts: u64) {
         // Swarm testing (Groce et al., ISSTA 2012): each run has some kinds of faults and lacks others.
-        let kinds = (0..8).filter(|kind| {
-            random.one_in(3) && !(*kind == 5 && self.is_reference()) && (*kind != 7 || self.tiers.has_disk())
+        let kinds = (0..11).filter(|kind| {
+            random.one_in(3)
+                && !([5, 10].contains(kind) && self.is_reference())
+                && (*kind != 7 || self.tiers.has_disk())
         });
         let kinds: Vec<u64> = kinds.collect();
         if kinds.is_empty() {
@@ -301,22 +344,24 @@ impl Plan {
         for _ in 0..random.between(1, 8) {
             let at = random.below(lasts);
             let duration = *random.pick(&[50, 700, 4_000, 20_000]);
-            let what = match *random.pick(&kinds) {
-                0 => What::Kill { node: self.node(random), silently: random.one_in(3), back_after: duration },
-                1 => What::Freeze { node: self.node(random), lasts: duration },
+            let action = match *random.pick(&kinds) {
+                0 => {
+                    Action::Kill { node: self.node(random), silently: random.one_in(3), back_after: duration }
+                }
+                1 => Action::Freeze { node: self.node(random), lasts: duration },
                 2 => {
                     let (a, b) = self.neighbours(random);
-                    What::Partition { a, b, lasts: duration }
+                    Action::Partition { a, b, lasts: duration }
                 }
                 3 => {
                     let (a, b) = self.neighbours(random);
-                    What::Degrade { a, b, link: link(random), lasts: duration }
+                    Action::Degrade { a, b, link: link(random), lasts: duration }
                 }
                 4 => {
                     let (a, b) = self.neighbours(random);
-                    What::Cut { a, b, silently: random.one_in(3) }
+                    Action::Cut { a, b, silently: random.one_in(3) }
                 }
-                5 => What::Misbehave {
+                5 => Action::Misbehave {
                     engine: random.below(self.engines.len() as u64) as u8,
                     kind: (*random.pick(&MISBEHAVIOURS)).to_owned(),
                     probability_percent: *random.pick(&[10, 50, 100]),
@@ -324,7 +369,7 @@ impl Plan {
                     tokens: *random.pick(&[0, 1, 3, 5, 12, 24]),
                     lasts: duration,
                 },
-                7 => What::Disk {
+                7 => Action::Disk {
                     node: Node::Engine(random.below(self.engines.len() as u64) as u8),
                     slow_ms: *random.pick(&[0, 0, 5, 300, 5_000]),
                     fail_one_in: *random.pick(&[0, 0, 20, 2]),
@@ -332,24 +377,73 @@ impl Plan {
                     // Disks are read now and then only.
                     lasts: duration * 20,
                 },
+                8 => {
+                    // One time in three what has to drain gets less time than it may take.
+                    let back_after = if random.one_in(3) { duration } else { duration + 90_000 };
+                    Action::Terminate { node: self.node(random), back_after }
+                }
+                9 => {
+                    self.update_one_by_one(at, *random.pick(&[500, 3_000, 12_000]));
+                    continue;
+                }
+                10 => Action::ChangeModel {
+                    engine: random.below(self.engines.len() as u64) as u8,
+                    lasts: duration,
+                },
                 _ => match random.below(3) {
                     0 => {
                         let size = *random.pick(&[1_000, 60_000, 86_400_000]);
                         let millis = if random.one_in(2) { size } else { -size };
-                        What::Jump { node: self.node(random), millis }
+                        Action::Jump { node: self.node(random), millis }
                     }
-                    _ => What::Leave {
+                    _ => Action::Leave {
                         engine: random.below(self.engines.len() as u64) as u8,
                         drains: random.one_in(2),
                         lasts: duration,
                     },
                 },
             };
-            self.steps.push(Step { at, what });
+            self.steps.push(Step { at, action });
         }
     }
 
+    /// A rolling update of the engines: each one drains, is told to stop, and comes back before the next one is touched.
+    fn update_one_by_one(&mut self, begins: u64, drains_for: u64) {
+        for engine in 0..self.engines.len() as u8 {
+            let lasts = drains_for + UPDATE_BACK;
+            let at = begins + u64::from(engine) * (lasts + UPDATE_GAP);
+            self.steps.push(Step { at, action: Action::Leave { engine, drains: true, lasts } });
+            let action = Action::Terminate { node: Node::Engine(engine), back_after: 1_000 };
+            self.steps.push(Step { at: at + drains_for, action });
+        }
+    }
+
+    /// Whether nothing of this is felt by clients: engines that can stand in for each other drain, are stopped, and come
+    /// back, one after another.
+    pub(crate) fn interrupts_nothing(&self) -> bool {
+        if self.engines.len() < 2 || self.has_pairs() {
+            return !self.has_faults();
+        }
+        let drained = |step: &Step| match step.action {
+            Action::Leave { engine, drains: true, lasts } => Some((step.at, step.at + lasts, engine)),
+            _ => None,
+        };
+        let mut drained: Vec<(u64, u64, u8)> = self.steps.iter().filter_map(drained).collect();
+        drained.sort_unstable();
+        let overlap = drained.windows(2).any(|two| two[1].0 < two[0].1 + UPDATE_GAP);
+        !overlap
+            && self.steps.iter().all(|step| match step.action {
+                Action::Ask { .. } | Action::Leave { drains: true, .. } => true,
+                Action::Terminate { node: Node::Engine(stopped), .. } => {
+                    drained.iter().any(|(begins, ends, engine)| {
+                        *engine == stopped && step.at > *begins && step.at + UPDATE_BACK <= *ends
+                    })
+                }
+                _ => false,
+            })
+    }
+
     pub(crate) fn has_faults(&self) -> bool {
-        self.steps.iter().any(|step| step.what.is_fault())
+        self.steps.iter().any(|step| step.action.is_fault())
     }
 }

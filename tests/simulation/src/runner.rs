@@ -198,6 +198,8 @@ fn become_run(
     pin(place);
     // SAFETY: this process has one thread.
     unsafe { std::env::set_var("KVASIR_PEER_KEY", "gateways of one simulated cluster believe each other") };
+    // SAFETY: this process has one thread.
+    unsafe { std::env::set_var("KVASIR_SALT_SECRET", "tenants of one simulated cluster are kept apart") };
     if watching.tells || watching.log.is_some() {
         report::watch();
     }

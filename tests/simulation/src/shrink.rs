@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::plan::{Plan, What};
+use crate::plan::{Action, Plan};
 use crate::runner::{Runner, Verdict, Watching};
 
 /// Kind of a failure: the text before its first number.
@@ -42,7 +42,7 @@ pub(crate) fn shrink(runner: &Runner, plan: &Plan, reason: &str) -> Result<(Plan
     // Clients that behave, as far as it fails with them.
     for index in 0..best.steps.len() {
         let mut candidate = best.clone();
-        if let What::Ask { leaves_after, pause, .. } = &mut candidate.steps[index].what {
+        if let Action::Ask { leaves_after, pause, .. } = &mut candidate.steps[index].action {
             (*leaves_after, *pause) = (None, 0);
         }
         if candidate != best

@@ -224,7 +224,9 @@ impl Scheduler {
             Moved::Onboarded { request, mut slots, verified } => {
                 let Some(mut sequence) = self.fetching_store.remove(&request) else { return };
                 slots.truncate(verified);
-                sequence.cached_tokens += verified * self.blocks.kv.block_tokens();
+                if !sequence.was_preempted {
+                    sequence.cached_tokens += verified * self.blocks.kv.block_tokens();
+                }
                 EngineStats::add(&self.stats.prefix_hits, verified * self.blocks.kv.block_tokens());
                 self.blocks.adopt(&mut sequence, slots);
                 self.running.push(sequence);
@@ -266,7 +268,7 @@ impl Scheduler {
             let found = self.blocks.catalog.match_prefix(&sequence.identities[..wanted], &mut sequence.table);
             sequence.computed = found * block_tokens;
             sequence.registered = found;
-            if sequence.generated() == 0 {
+            if sequence.generated() == 0 && !sequence.was_preempted {
                 sequence.cached_tokens = sequence.computed;
             }
             let (prompt_len, hits) = (sequence.prompt_len, sequence.computed);
@@ -430,6 +432,7 @@ impl Scheduler {
             let mut victim = self.running.remove(youngest);
             self.blocks.catalog.touch(&victim.identities[..victim.registered]);
             victim.release_blocks();
+            victim.was_preempted = true;
             EngineStats::add(&self.stats.preemptions, 1);
             self.waiting.push_front(victim);
         }

@@ -60,7 +60,10 @@ pub(crate) struct Sequence {
     pub(crate) registered: usize,
     /// Leading blocks already given to the transfer layer.
     pub(crate) pushed: usize,
+    /// Tokens of the prompt that were cached before it came.
     pub(crate) cached_tokens: usize,
+    /// What is cached of the prompt now may be its own.
+    pub(crate) was_preempted: bool,
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stop: StopStrings,
     /// Masks tokens that would leave the output's schema. It has accepted every output token so far, resumed ones included.
@@ -108,6 +111,7 @@ impl Sequence {
             registered: 0,
             pushed: 0,
             cached_tokens: 0,
+            was_preempted: false,
             detokenizer: start.detokenizer,
             stop,
             grammar: start.grammar,

@@ -116,6 +116,11 @@ impl Mock {
         self.served.worker.faults.heal();
     }
 
+    /// Other mocks of this process find it no more: nothing that it holds can be fetched.
+    pub fn unregister(&self) {
+        lease::unregister(&self.served.worker);
+    }
+
     /// Stops at once, as a process that is killed: connections are cut, and what it held is gone.
     pub async fn stop(mut self) {
         self.events.take();
@@ -128,7 +133,7 @@ impl Mock {
 
 impl Drop for Mock {
     fn drop(&mut self) {
-        lease::unregister(&self.served.worker);
+        self.unregister();
         self.served.worker.stop();
         self.task.abort();
     }

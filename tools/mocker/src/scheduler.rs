@@ -109,7 +109,8 @@ fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
             state.scheduler.waiting.push_front(sequence);
             break;
         };
-        if sequence.emitted == 0 {
+        // As vLLM counts: what a request that was preempted finds of itself was not cached before it came.
+        if !std::mem::replace(&mut sequence.is_counted, true) {
             let cached = worker.admitted(&sequence, found);
             sequence.report_cached = Some(cached);
         }

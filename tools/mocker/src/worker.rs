@@ -82,6 +82,8 @@ pub(crate) struct Sequence {
     pub(crate) report_cached: Option<usize>,
     /// Keep the blocks for another worker under this name.
     pub(crate) lease: Option<String>,
+    /// Has been admitted before.
+    pub(crate) is_counted: bool,
 }
 
 /// What a request wants of the worker, one for each output.
@@ -189,6 +191,7 @@ impl Worker {
             is_external,
             report_cached,
             lease,
+            is_counted: false,
         };
         let mut state = self.lock();
         let is_idle = state.scheduler.waiting.is_empty() && state.scheduler.running.is_empty();

@@ -8,6 +8,7 @@ use router_engines::client::refusal;
 use router_engines::upstream::UpstreamError;
 use router_fleet::{RankRef, Route};
 use router_openai::ApiError;
+use serde_json::Value;
 
 use super::Generation;
 use crate::answer::buffered::Buffered;
@@ -15,6 +16,16 @@ use crate::answer::buffered::Buffered;
 /// Whether an engine says that it has too much to do, rather than that something is wrong.
 fn is_busy(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 425 | 429 | 503 | 529)
+}
+
+/// Whether an engine says that it has no such model: OpenAI's code, vLLM's field, or its words of before 0.10.
+fn names_no_model(body: &[u8]) -> bool {
+    let Ok(answer) = serde_json::from_slice::<Value>(body) else { return false };
+    let error = answer.get("error").unwrap_or(&answer);
+    let message = error["message"].as_str().unwrap_or_default();
+    error["code"] == "model_not_found"
+        || error["param"] == "model"
+        || message.contains("model") && message.contains("does not exist")
 }
 
 /// An engine's answer that is no success.
@@ -37,6 +48,8 @@ pub(crate) struct Failure {
     pub(crate) is_connection: bool,
     /// Another worker may do better.
     pub(crate) is_retryable: bool,
+    /// The worker does not serve the model that it had when it was last asked: it is another run.
+    is_other_model: bool,
     refusal: Option<Box<Refusal>>,
     /// What the client is told, where it is no worker's failure.
     error: Option<Box<ApiError>>,
@@ -50,6 +63,7 @@ impl Failure {
             is_workers: true,
             is_connection: false,
             is_retryable: true,
+            is_other_model: false,
             refusal: None,
             error: None,
         }
@@ -99,6 +113,11 @@ impl Failure {
         // The key is the gateway's, not the client's: neither a matter of its request nor for its eyes.
         if status == StatusCode::UNAUTHORIZED || status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
             return failed;
+        }
+        // The gateway asks for models that workers have said they serve: what this one says is no answer for a client.
+        if status == StatusCode::NOT_FOUND && names_no_model(&refusal.body) {
+            let reason = "it no longer serves the model";
+            return Self { is_workers: false, is_other_model: true, ..Self::protocol(rank, reason) };
         }
         Self {
             is_workers: status.is_server_error() && !busy,
@@ -157,6 +176,9 @@ impl Failure {
 
     /// Counts it against the worker that made it.
     pub(super) fn blame(&self, route: &Route) {
+        if self.is_other_model {
+            self.at_fault(route).worker.doubt();
+        }
         if !self.is_workers {
             return;
         }
@@ -192,5 +214,27 @@ impl Failure {
             (None, Some(error)) => *error,
             (None, None) => generation.workers_failed(&self.reason),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names_no_model;
+
+    #[test]
+    fn engines_say_in_several_ways_that_they_have_no_such_model() {
+        let said = [
+            // vLLM 0.10 and later, and before; OpenAI.
+            r#"{"error":{"message":"The model `a` does not exist.","type":"NotFoundError","param":"model","code":404}}"#,
+            r#"{"object":"error","message":"The model `a` does not exist.","type":"NotFoundError","param":null,"code":404}"#,
+            r#"{"error":{"message":"no access","type":"invalid_request_error","param":null,"code":"model_not_found"}}"#,
+        ];
+        said.iter().for_each(|body| assert!(names_no_model(body.as_bytes()), "{body}"));
+        let other = [
+            r#"{"detail":"Not Found"}"#,
+            r#"{"error":{"message":"Response with id 'resp_1' not found.","param":"response_id","code":404}}"#,
+            "no JSON",
+        ];
+        other.iter().for_each(|body| assert!(!names_no_model(body.as_bytes()), "{body}"));
     }
 }

@@ -276,6 +276,14 @@ pub(crate) fn kill(process: ProcessId, silently: bool) {
     with(|kernel| kernel.kill(process, silently));
 }
 
+/// Ends the process that calls it, as exit does.
+pub(crate) fn exit() -> ! {
+    with(|kernel| kernel.kill(kernel.process(), false));
+    loop {
+        threads::switch();
+    }
+}
+
 /// Whether threads of a process are left.
 pub(crate) fn is_alive(process: ProcessId) -> bool {
     with(|kernel| kernel.processes.get(process.index()).is_some_and(|process| process.is_alive))

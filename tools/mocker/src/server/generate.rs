@@ -99,6 +99,11 @@ pub(super) async fn generate(
     let drawn = draw(&worker).await?;
     let id = answer_id(&worker, &ask, request_id);
     let mut leg = handoff::before(&worker, &ask, &id).await?;
+    if leg.is_prompt_alone {
+        (ask.limits.max_tokens, ask.limits.ignore_eos) = (1, true);
+        ask.limits.stop.clear();
+        ask.limits.stop_token_ids.clear();
+    }
     let outputs = outputs(&worker, &ask);
     let lease = leg.lease.take();
     let mut choices = Vec::with_capacity(outputs.len() * ask.choices);

@@ -32,7 +32,9 @@ pub(super) struct Leg {
     /// What the decode leg reports as cached.
     pub(super) report_cached: Option<usize>,
     room: Option<RoomGuard>,
-    waits_for_fetch: bool,
+    /// As a prefill server of SGLang does: the prompt and the first token are computed, whatever the request says of its output,
+    /// and the leg is over once its blocks are fetched.
+    pub(super) is_prompt_alone: bool,
     answers_transfer: bool,
 }
 
@@ -127,7 +129,7 @@ async fn sglang_leg(worker: &Worker, name: String, role: Role) -> Result<Leg, Re
     let within = worker.config.bootstrap_timeout;
     if role == Role::Prefill {
         room.decode_is_there(within).await.map_err(not_met)?;
-        return Ok(Leg { lease: Some(name), room: Some(room), waits_for_fetch: true, ..Leg::default() });
+        return Ok(Leg { lease: Some(name), room: Some(room), is_prompt_alone: true, ..Leg::default() });
     }
     let (engine, cached) = room.offered_by(within).await.map_err(not_met)?;
     let is_pulled = lease::pull(&engine, &name);
@@ -150,7 +152,7 @@ impl Leg {
                 // The output ended by itself: there is nothing to go on with.
                 None => room.give_up(),
             }
-            if self.waits_for_fetch && offered.is_some() {
+            if self.is_prompt_alone && offered.is_some() {
                 room.is_fetched(worker.config.bootstrap_timeout).await.map_err(not_met)?;
             }
         }

@@ -1,0 +1,262 @@
+//! The programs that a simulated cluster runs, and what they are configured with.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use control_node::{StopSignal, StopSignals};
+use tokio::sync::mpsc::{self, UnboundedSender};
+use tools_mocker::{Dialect, LoadFailure, Mock, MockConfig};
+
+use crate::catalog::{self, MODEL};
+use crate::kernel::{self, DiskFaults, HostId, ProcessId, report};
+use crate::model;
+use crate::plan::{EngineKind, EnginePlan, Role, Tiers};
+
+pub(crate) const GATEWAY_PORT: u16 = 8000;
+pub(crate) const ADMIN_PORT: u16 = 9090;
+pub(crate) const ENGINE_PORT: u16 = 8100;
+/// Ports of a worker's KV events, their replay and its data plane.
+const WORKER_PORTS: [u16; 3] = [8101, 8102, 8103];
+const STORE_PORT: u16 = 7400;
+pub(crate) const STORE_HTTP_PORT: u16 = 7401;
+
+/// How long gateways, workers and stores let requests end that are there when they are told to stop.
+pub(crate) const DRAIN: Duration = Duration::from_secs(60);
+
+/// Keys by tenant, with the SHA-256 of each as the file has it.
+const KEYS: [(&str, &str); 3] = [
+    ("kvasir-acme-of-the-simulation", "f67a3cba3ab89ef896dc0710560000903755956ddd3f347375004aa7d3181ccc"),
+    ("kvasir-globex-of-the-simulation", "ab896b70bba63b8e259006fe1340d3b15ca230be42cd258a2f9b04156fa70717"),
+    ("kvasir-boss-of-the-simulation", "821645f7eb6068254655eda5c46feceb87ab08f6d41366bc3d1f9e74a6019f8c"),
+];
+const KEYS_FILE: &str = "keys.toml";
+
+/// The key of a tenant.
+pub(crate) fn key(tenant: u8) -> &'static str {
+    KEYS[usize::from(tenant) % KEYS.len()].0
+}
+
+/// The last key is that of an administrator.
+pub(crate) fn administrators_key() -> &'static str {
+    KEYS[KEYS.len() - 1].0
+}
+
+pub(crate) fn write_keys() -> Result<()> {
+    let key = |(number, (_, digest)): (usize, &(&str, &str))| {
+        let admin = number + 1 == KEYS.len();
+        format!(
+            "[[key]]\nname = \"key{number}\"\ntenant = \"tenant{number}\"\nsha256 = \"{digest}\"\nmodels = [\"*\"]\nadmin = {admin}\n"
+        )
+    };
+    let keys: String = KEYS.iter().enumerate().map(key).collect();
+    std::fs::write(KEYS_FILE, keys).context("the file of keys")
+}
+
+/// How a node is told to stop, as by SIGTERM.
+pub(crate) struct StopHandle {
+    signals: UnboundedSender<StopSignal>,
+    is_told: Arc<AtomicBool>,
+}
+
+impl StopHandle {
+    fn new() -> (Self, StopSignals, Arc<AtomicBool>) {
+        let (signals, received) = mpsc::unbounded_channel();
+        let is_told = Arc::new(AtomicBool::new(false));
+        (Self { signals, is_told: Arc::clone(&is_told) }, StopSignals::Channel(received), is_told)
+    }
+
+    pub(crate) fn terminate(&self) {
+        self.is_told.store(true, Ordering::Relaxed);
+        // A command that has not come so far as to listen, or has ended already, hears nothing.
+        let _unheard = self.signals.send(StopSignal::Terminate);
+    }
+}
+
+/// A process of a node. Mock engines have no handle: they know no signals.
+pub(crate) struct Started {
+    pub(crate) process: ProcessId,
+    pub(crate) stop: Option<StopHandle>,
+}
+
+/// What gateways are configured with beside their peers.
+pub(crate) struct GatewayOptions {
+    pub(crate) requests_max: u32,
+    pub(crate) has_keys: bool,
+}
+
+pub(crate) fn write_gateway_config(number: usize, peers: &[HostId], options: &GatewayOptions) -> Result<()> {
+    let peers: Vec<String> = peers
+        .iter()
+        .map(|host| format!("\"http://{}:{GATEWAY_PORT}\"", kernel::host_address(*host)))
+        .collect();
+    let access =
+        if options.has_keys { format!("[access]\nkeys_file = \"{KEYS_FILE}\"\n") } else { String::new() };
+    let config = format!(
+        "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"tiny\"\n\
+         model_folder = \"{MODEL}\"\n\
+         health_interval = \"1s\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
+         worker_wait = \"5s\"\nwrite_timeout = \"10s\"\npeers = [{}]\n\
+         requests_max = {}\n\
+         [serve]\ndrain = \"{}s\"\n\
+         [router]\ndisaggregate_above_tokens = 40\n\
+         [discovery]\nfile = \"gateway{number}.workers.toml\"\n{access}",
+        peers.join(", "),
+        options.requests_max,
+        DRAIN.as_secs(),
+    );
+    std::fs::write(format!("gateway{number}.toml"), config).context("the gateway's configuration")
+}
+
+/// Starts a process that runs a command of `kvasir`, which ends when it is told to stop and not before.
+fn start_command(host: HostId, name: &str, arguments: [&str; 3]) -> Started {
+    let (stop, signals, is_told) = StopHandle::new();
+    let arguments = ["kvasir"].into_iter().chain(arguments).map(str::to_owned);
+    let (arguments, its_name) = (arguments.collect::<Vec<String>>(), name.to_owned());
+    let process = kernel::start_process(host, name, move || {
+        control_node::run_until(arguments, signals);
+        if !is_told.load(Ordering::Relaxed) {
+            report::fail(&format!("{its_name} has ended by itself"));
+        }
+        kernel::exit();
+    });
+    Started { process, stop: Some(stop) }
+}
+
+pub(crate) fn start_gateway(host: HostId, number: usize) -> Started {
+    start_command(
+        host,
+        &format!("gateway{number}"),
+        ["gateway", "--config", &format!("gateway{number}.toml")],
+    )
+}
+
+pub(crate) fn start_store(host: HostId, number: u8) -> Started {
+    start_command(host, &format!("store{number}"), ["store", "--config", &format!("store{number}.toml")])
+}
+
+/// Runs a worker. Where its disk keeps it from starting it is started again, as whoever supervises it would.
+fn start_worker(host: HostId, number: usize, role: Role) -> Started {
+    let role = match role {
+        Role::Both => "both",
+        Role::Prefill => "prefill",
+        Role::Decode => "decode",
+    };
+    let (stop, signals, is_told) = StopHandle::new();
+    let process = kernel::start_process(host, &format!("engine{number}"), move || {
+        let config = format!("worker{number}.toml");
+        let arguments = || ["kvasir", "worker", "--role", role, "--config", &config];
+        control_node::run_until(arguments(), signals);
+        while !is_told.load(Ordering::Relaxed) {
+            if kernel::disk_of(host) == DiskFaults::default() {
+                report::fail(&format!("worker {number} has ended by itself"));
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            control_node::run(arguments());
+        }
+        kernel::exit();
+    });
+    Started { process, stop: Some(stop) }
+}
+
+pub(crate) fn write_store_config(host: HostId, number: u8) -> Result<()> {
+    let address = kernel::host_address(host);
+    let config = format!(
+        "[store]\nname = \"store{number}\"\npool = \"2 MiB\"\nslot = \"8 KiB\"\nlisten = \"{address}:{STORE_PORT}\"\n\
+         http = \"{address}:{STORE_HTTP_PORT}\"\nlease = \"5s\"\nresp = []\n\
+         [serve]\ndrain = \"{}s\"\n\
+         [transfer]\ntransport = \"tcp\"\nhuge_pages = false\nzero_copy_from = \"0 B\"\n",
+        DRAIN.as_secs()
+    );
+    std::fs::write(format!("store{number}.toml"), config).context("the store's configuration")
+}
+
+pub(crate) fn write_worker_config(
+    host: HostId,
+    number: usize,
+    plan: &EnginePlan,
+    tiers: Tiers,
+    stores: &[HostId],
+) -> Result<()> {
+    let address = kernel::host_address(host);
+    let [events, replay, transfer] = WORKER_PORTS;
+    let nodes: Vec<String> = stores
+        .iter()
+        .enumerate()
+        .map(|(number, host)| format!("\"store{number}=tcp:{}:{STORE_PORT}\"", kernel::host_address(*host)))
+        .collect();
+    let nodes = if tiers.host_kib == 0 { String::new() } else { nodes.join(", ") };
+    let disk = if tiers.host_kib == 0 { 0 } else { tiers.disk_kib };
+    let context = model::CONTEXT.min((plan.blocks - 2) * 16);
+    let config = format!(
+        "[engine]\nmodel_name = \"tiny\"\nmodel_folder = \"{MODEL}\"\nthreads = 1\nblocks = {}\n\
+         context_tokens = {context}\n\
+         [worker]\nlisten = \"{address}:{ENGINE_PORT}\"\nevents = \"{address}:{events}\"\nreplay = \"{address}:{replay}\"\n\
+         [transfer]\ntransport = \"tcp\"\nlisten = \"{address}:{transfer}\"\nhuge_pages = false\n\
+         zero_copy_from = \"0 B\"\ndeadline = \"5s\"\nlease = \"8s\"\n\
+         [host_tier]\ncapacity = \"{} KiB\"\n\
+         [disk_tier]\ncapacity = \"{disk} KiB\"\nsegment = \"1 MiB\"\npath = \"disk{number}\"\n\
+         [remote_tier]\nnodes = [{nodes}]\n\
+         [serve]\ndrain = \"{}s\"\n",
+        plan.blocks,
+        tiers.host_kib,
+        DRAIN.as_secs()
+    );
+    std::fs::write(format!("worker{number}.toml"), config).context("the worker's configuration")
+}
+
+/// Starts an engine; with `is_other_model`, with a model that no gateway serves.
+pub(crate) fn start_engine(
+    host: HostId,
+    number: usize,
+    plan: &EnginePlan,
+    is_other_model: bool,
+    place: Arc<Mutex<Option<Arc<Mock>>>>,
+) -> Started {
+    if plan.kind == EngineKind::Worker {
+        return start_worker(host, number, plan.role);
+    }
+    let plan = plan.clone();
+    let process = kernel::start_process(host, &format!("engine{number}"), move || {
+        let ended = run_engine(host, number, &plan, is_other_model, &place);
+        report::fail(&format!("engine{number} has ended: {ended:?}"));
+    });
+    Started { process, stop: None }
+}
+
+fn run_engine(
+    host: HostId,
+    number: usize,
+    plan: &EnginePlan,
+    is_other_model: bool,
+    place: &Mutex<Option<Arc<Mock>>>,
+) -> Result<()> {
+    let config = MockConfig {
+        dialect: if plan.kind == EngineKind::Sglang { Dialect::Sglang } else { Dialect::Vllm },
+        model: if is_other_model { "another" } else { "tiny" }.to_owned(),
+        role: match plan.role {
+            Role::Both => tools_mocker::Role::Both,
+            Role::Prefill => tools_mocker::Role::Prefill,
+            Role::Decode => tools_mocker::Role::Decode,
+        },
+        load_failure: if plan.recomputes { LoadFailure::Recompute } else { LoadFailure::Fail },
+        blocks: plan.blocks,
+        context_tokens: (plan.blocks - 1) * 16,
+        decode_seconds_per_step: plan.step_us as f64 / 1e6,
+        prefill_seconds_per_token: plan.token_us as f64 / 1e6,
+        events: plan.events,
+        seed: number as u64,
+        bootstrap_timeout: Duration::from_secs(20),
+        ..catalog::engine_config()?
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let address = SocketAddr::from((kernel::host_address(host), ENGINE_PORT));
+        let mock = Mock::start(config, address).await?;
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(mock));
+        std::future::pending::<()>().await;
+        Ok(())
+    })
+}

@@ -1,0 +1,228 @@
+//! A healed cluster at rest: nothing of a request is left anywhere, and each index holds what engines hold.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use crate::client;
+use crate::cluster::Cluster;
+use crate::kernel::{self, report};
+use crate::plan::Node;
+
+/// Within this a healed cluster comes to rest.
+const RESTS_WITHIN: Duration = Duration::from_secs(240);
+
+/// Counts by name.
+pub(crate) type Counts = BTreeMap<String, u64>;
+
+/// Counters of workers by which a reader sees what runs have reached.
+const WORKED: [&str; 14] = [
+    "kvasir_transfer_completed_total",
+    "kvasir_transfer_incomplete_total",
+    "kvasir_transfer_cancelled_total",
+    "kvasir_transfer_peers_lost_total",
+    "kvasir_transfer_leases_expired_total",
+    "kvasir_engine_preemptions_total",
+    "kvasir_engine_requests_cancelled_total",
+    "kvasir_host_offloaded_blocks_total",
+    "kvasir_host_onboarded_blocks_total",
+    "kvasir_host_disk_read_blocks_total",
+    "kvasir_host_disk_written_blocks_total",
+    "kvasir_host_far_read_blocks_total",
+    "kvasir_host_far_written_blocks_total",
+    "kvasir_disk_log_recovered_blocks_total",
+];
+
+/// Looks at a cluster that has nothing to do.
+pub(crate) struct Observer<'a> {
+    pub(crate) cluster: &'a Cluster,
+}
+
+impl Observer<'_> {
+    /// Waits until nothing of a request is left anywhere, and the index knows what engines hold.
+    pub(crate) async fn await_rest(&self) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            let left = self.left_over().await;
+            if left.is_empty() {
+                return Ok(());
+            }
+            if began.elapsed() >= RESTS_WITHIN {
+                self.print_sockets();
+                bail!("at rest: {}", left.join("; "));
+            }
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    fn print_sockets(&self) {
+        let gateways = (0..self.cluster.gateways() as u8).map(Node::Gateway);
+        for node in gateways.chain((0..self.cluster.engines() as u8).map(Node::Engine)) {
+            report::print(&format!("sockets of {node:?}: {}\n", self.cluster.sockets(node).join(", ")));
+        }
+    }
+
+    async fn left_over(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut held = BTreeMap::new();
+        if self.cluster.is_reference() {
+            self.workers_left_over(&mut left, &mut held).await;
+            for number in 0..self.cluster.stores() {
+                let metrics = client::get(self.cluster.store_address(number), "/metrics", None).await;
+                let Some(metrics) = metrics else {
+                    left.push(format!("store {number} does not tell its metrics"));
+                    continue;
+                };
+                for level in STORE_LEVELS {
+                    if level_of(&metrics, level) != Some(0) {
+                        left.push(format!("store {number}: {level} {:?}", level_of(&metrics, level)));
+                    }
+                }
+            }
+        }
+        for number in 0..self.cluster.engines() {
+            if self.cluster.is_reference() {
+                break;
+            }
+            let Some(mock) = self.cluster.mock(number) else {
+                left.push(format!("engine {number} does not run"));
+                continue;
+            };
+            let stats = mock.stats();
+            if stats.running + stats.waiting + stats.held_blocks + stats.leased_blocks > 0 {
+                left.push(format!(
+                    "engine {number} runs {}, {} wait, {} blocks are held",
+                    stats.running, stats.waiting, stats.held_blocks
+                ));
+            }
+            held.insert(self.cluster.engine_name(number), (number, stats.known_blocks as u64));
+        }
+        for gateway in 0..self.cluster.gateways() as u8 {
+            let key = self.cluster.administrators_key();
+            let status = client::get(self.cluster.admin_address(gateway), "/kvasir/status", key).await;
+            let Some(status) = status.and_then(|status| serde_json::from_str::<Value>(&status).ok()) else {
+                left.push(format!("gateway {gateway} does not tell its status"));
+                continue;
+            };
+            self.compare(gateway, &status, &held, &mut left);
+        }
+        left
+    }
+
+    async fn workers_left_over(&self, left: &mut Vec<String>, held: &mut BTreeMap<String, (usize, u64)>) {
+        for number in 0..self.cluster.engines() {
+            let Some(metrics) = client::get(self.cluster.engine_address(number), "/metrics", None).await
+            else {
+                left.push(format!("worker {number} does not tell its metrics"));
+                continue;
+            };
+            for level in WORKER_LEVELS {
+                match level_of(&metrics, level) {
+                    Some(0) => {}
+                    // Without tiers there is no such level.
+                    None if level.starts_with("kvasir_host_") && !self.cluster.tiers().has_host() => {}
+                    None if level.starts_with("kvasir_remote_") && !self.cluster.tiers().has_stores() => {}
+                    other => left.push(format!("worker {number}: {level} {other:?}")),
+                }
+            }
+            let [used, evictable, cached] = ["used", "evictable", "cached"].map(|name| {
+                level_of(&metrics, &format!("kvasir_engine_kv_slots_{name}")).unwrap_or(u64::MAX)
+            });
+            if used != evictable {
+                left.push(format!(
+                    "worker {number}: {used} slots are used, of which {evictable} can be evicted"
+                ));
+            }
+            held.insert(self.cluster.engine_name(number), (number, cached));
+        }
+    }
+
+    fn compare(
+        &self,
+        gateway: u8,
+        status: &Value,
+        held: &BTreeMap<String, (usize, u64)>,
+        left: &mut Vec<String>,
+    ) {
+        // The question for the status is none of the requests.
+        for level in ["active", "waiting"] {
+            if status[level].as_u64() != Some(0) {
+                left.push(format!("gateway {gateway}: {level} {}", status[level]));
+            }
+        }
+        let empty = Vec::new();
+        let workers = status["workers"].as_array().unwrap_or(&empty);
+        for (name, (number, blocks)) in held {
+            let Some(worker) = workers.iter().find(|worker| worker["name"] == name.as_str()) else {
+                left.push(format!("gateway {gateway} does not know {name}"));
+                continue;
+            };
+            if worker["ready"] != true {
+                left.push(format!("gateway {gateway}: {name} is not ready: {}", worker["reason"]));
+            }
+            for level in ["requests", "peers_requests", "kv_tokens"] {
+                if worker[level].as_u64() != Some(0) {
+                    left.push(format!("gateway {gateway}: {name} has {level} {}", worker[level]));
+                }
+            }
+            let pools = worker["pools"].as_array().unwrap_or(&empty);
+            let device = pools.iter().find(|pool| pool["tier"] == "device");
+            let indexed = device.and_then(|pool| pool["indexed"].as_u64()).unwrap_or(0);
+            if self.cluster.has_events(*number) && indexed != *blocks {
+                left.push(format!(
+                    "gateway {gateway}: {indexed} blocks of {name} are indexed, it holds {blocks}"
+                ));
+            }
+        }
+        if workers.len() != held.len() {
+            left.push(format!("gateway {gateway} knows {} workers of {}", workers.len(), held.len()));
+        }
+    }
+
+    /// How often parts of the system did what they are for.
+    pub(crate) async fn worked(&self) -> Counts {
+        let mut worked = Counts::new();
+        worked.extend(WORKED.map(|name| (name.to_owned(), 0)));
+        let disks = kernel::disk_counts();
+        worked.insert("disk operations that failed".to_owned(), disks.failed);
+        worked.insert("reads that brought a wrong bit".to_owned(), disks.rotten);
+        worked.insert("writes that were lost with the power".to_owned(), disks.undone);
+        if self.cluster.is_reference() {
+            for number in 0..self.cluster.engines() {
+                let metrics = client::get(self.cluster.engine_address(number), "/metrics", None).await;
+                for name in WORKED {
+                    let count = metrics.as_ref().and_then(|metrics| level_of(metrics, name)).unwrap_or(0);
+                    *worked.entry(name.to_owned()).or_default() += count;
+                }
+            }
+        }
+        worked
+    }
+}
+
+/// Levels of workers and stores that are 0 at rest.
+const WORKER_LEVELS: [&str; 8] = [
+    "kvasir_engine_requests_running",
+    "kvasir_engine_requests_waiting",
+    "kvasir_engine_requests_fetching",
+    "kvasir_transfer_open",
+    "kvasir_transfer_quarantined_slots",
+    "kvasir_host_leased_slots",
+    "kvasir_remote_operations",
+    "kvasir_remote_held_slots",
+];
+const STORE_LEVELS: [&str; 3] =
+    ["kvasir_pool_leases", "kvasir_pool_fenced_slots", "kvasir_pool_verifying_blocks"];
+
+/// A level in a text of metrics.
+fn level_of(metrics: &str, name: &str) -> Option<u64> {
+    let values = metrics.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;
+        rest.rsplit(' ').next()?.parse::<f64>().ok()
+    });
+    // A metric with labels has several.
+    values.reduce(|sum, value| sum + value).map(|sum| sum as u64)
+}
