@@ -249,7 +249,7 @@ pub fn run<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) ->
     run_until(arguments, StopSignals::Process)
 }
 
-/// The same; a gateway, a worker or a store is told to stop by these signals.
+/// The same; a gateway, a worker, a store or a control service is told to stop by these signals.
 pub fn run_until<A: Into<OsString> + Clone>(
     arguments: impl IntoIterator<Item = A>,
     stop_signals: StopSignals,
@@ -262,7 +262,7 @@ pub fn run_until<A: Into<OsString> + Clone>(
         Command::Worker { common, role, listen, threads, instance } => {
             worker_role::run(&common, role, listen, threads, instance.as_deref(), stop_signals)
         }
-        Command::Control(args) => control_role::run(&args),
+        Command::Control(args) => control_role::run(&args, stop_signals),
         Command::Plan { command } => plan_command::run(&command),
         Command::Profile(args) => profile_command::run(&args),
         Command::Deploy { command } => deploy_command::run(&command),

@@ -26,5 +26,5 @@ pub use access::Rule;
 pub use discovery::resource_of;
 pub use faults::Faults;
 pub use selector::Selector;
-pub use server::ApiServer;
+pub use server::{ApiServer, kubeconfig};
 pub use store::{Change, ChangeKind, Store};

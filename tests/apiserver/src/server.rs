@@ -118,13 +118,7 @@ impl ApiServer {
     /// A kubeconfig for it, with this namespace.
     #[must_use]
     pub fn kubeconfig(&self, namespace: &str) -> String {
-        json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "double",
-            "clusters": [{"name": "double", "cluster": {"server": self.url()}}],
-            "users": [{"name": "nobody", "user": {}}],
-            "contexts": [{"name": "double", "context": {"cluster": "double", "user": "nobody", "namespace": namespace}}],
-        })
-        .to_string()
+        kubeconfig(&self.url(), namespace)
     }
 
     /// Changes objects, and tells those who watch.
@@ -163,6 +157,18 @@ impl ApiServer {
         self.shared.is_down.store(is_down, std::sync::atomic::Ordering::SeqCst);
         self.cut_watches();
     }
+}
+
+/// A kubeconfig for a double that listens at this URL.
+#[must_use]
+pub fn kubeconfig(url: &str, namespace: &str) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "double",
+        "clusters": [{"name": "double", "cluster": {"server": url}}],
+        "users": [{"name": "nobody", "user": {}}],
+        "contexts": [{"name": "double", "context": {"cluster": "double", "user": "nobody", "namespace": namespace}}],
+    })
+    .to_string()
 }
 
 impl Drop for ApiServer {

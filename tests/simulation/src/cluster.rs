@@ -5,13 +5,16 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
+use tests_apiserver::ApiServer;
 use tools_mocker::Mock;
 
+use crate::deployment::Deployment;
 use crate::kernel::{
     self, Cut, DiskFaults, HostId, LinkFaults, MICROSECOND, MILLISECOND, Nanos, ProcessId, SECOND,
 };
 use crate::nodes::{
-    self, ADMIN_PORT, ENGINE_PORT, GATEWAY_PORT, GatewayOptions, STORE_HTTP_PORT, Started, StopHandle,
+    self, ADMIN_PORT, CONTROL_PORT, ENGINE_PORT, GATEWAY_PORT, GatewayOptions, STORE_HTTP_PORT, Started,
+    StopHandle,
 };
 use crate::plan::{EngineKind, EnginePlan, Link, Node, Plan, Role, Tiers};
 
@@ -82,10 +85,26 @@ pub(crate) struct Cluster {
     gateways: Vec<Gateway>,
     engines: Vec<Engine>,
     stores: Vec<Member>,
+    controls: Vec<Member>,
+    /// The API server, and the Deployment whose pods the engines are.
+    api: Option<Member>,
+    deployment: Option<Deployment>,
     usual: LinkFaults,
     is_reference: bool,
     tiers: Tiers,
     has_keys: bool,
+    counts: ClusterCounts,
+}
+
+/// What has happened to the processes of a cluster.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ClusterCounts {
+    /// Ended by themselves when they were told to stop, and were killed since they had not.
+    pub(crate) drained: u64,
+    pub(crate) killed_draining: u64,
+    /// Pods that control services had made and had taken away.
+    pub(crate) scaled_up: u64,
+    pub(crate) scaled_down: u64,
 }
 
 pub(crate) fn faults_of(link: Link) -> LinkFaults {
@@ -107,10 +126,14 @@ impl Cluster {
             gateways: Vec::new(),
             engines: Vec::new(),
             stores: Vec::new(),
+            controls: Vec::new(),
+            api: None,
+            deployment: None,
             usual: faults_of(plan.link),
             is_reference: plan.is_reference(),
             tiers: plan.tiers,
             has_keys: plan.tenants > 0,
+            counts: ClusterCounts::default(),
         };
         let gateways: Vec<HostId> =
             (0..plan.gateways).map(|number| kernel::add_host(&format!("gateway{number}"))).collect();
@@ -131,13 +154,19 @@ impl Cluster {
             }
             let engine = Engine { member, plan: engine.clone(), mock: Arc::default(), is_other_model: false };
             cluster.engines.push(engine);
-            cluster.start_engine(number);
+            if plan.controls == 0 {
+                cluster.start_engine(number);
+            }
+        }
+        if plan.controls > 0 {
+            cluster.start_control_plane(plan, &gateways)?;
         }
         let hosts: Vec<HostId> = [client]
             .into_iter()
             .chain(gateways.iter().copied())
             .chain(cluster.engines.iter().map(|engine| engine.member.host))
             .chain(stores)
+            .chain(cluster.controls.iter().chain(&cluster.api).map(|member| member.host))
             .collect();
         for (index, a) in hosts.iter().enumerate() {
             for b in &hosts[index + 1..] {
@@ -150,11 +179,95 @@ impl Cluster {
             cluster.write_list(number)?;
             let peers: Vec<HostId> =
                 gateways.iter().copied().filter(|peer| plan.peers && peer != host).collect();
-            let options = GatewayOptions { requests_max: plan.requests_max, has_keys: cluster.has_keys };
+            let options = GatewayOptions {
+                requests_max: plan.requests_max,
+                has_keys: cluster.has_keys,
+                finds_pods: plan.controls > 0,
+            };
             nodes::write_gateway_config(number, &peers, &options)?;
             cluster.gateways[number].member.started(nodes::start_gateway(*host, number));
         }
         Ok(cluster)
+    }
+
+    /// The API server with a Deployment, its first pods, and the control services that scale it.
+    fn start_control_plane(&mut self, plan: &Plan, gateways: &[HostId]) -> Result<()> {
+        let server = Arc::new(ApiServer::new(plan.seed));
+        let addresses =
+            self.engines.iter().map(|engine| kernel::host_address(engine.member.host).to_string());
+        self.deployment = Some(Deployment::new(Arc::clone(&server), plan.replicas, addresses.collect()));
+        let mut api = Member::new(kernel::add_host("api"));
+        nodes::write_kubeconfig(api.host)?;
+        api.started(nodes::start_api_server(api.host, &server));
+        self.api = Some(api);
+        self.reconcile()?;
+        for number in 0..plan.controls {
+            let mut member = Member::new(kernel::add_host(&format!("control{number}")));
+            nodes::write_control_config(
+                member.host,
+                number,
+                plan.controls > 1,
+                gateways,
+                plan.engines.len(),
+            )?;
+            member.started(nodes::start_control(member.host, number));
+            self.controls.push(member);
+        }
+        Ok(())
+    }
+
+    /// Starts and stops engines as the Deployment says.
+    fn reconcile(&mut self) -> Result<()> {
+        let Some(mut deployment) = self.deployment.take() else { return Ok(()) };
+        let is_idle = |engine: usize| {
+            let stats = self.mock(engine).map(|mock| mock.stats());
+            stats.is_none_or(|stats| stats.running + stats.waiting == 0)
+        };
+        let orders = deployment.reconcile(kernel::now(), is_idle);
+        self.deployment = Some(deployment);
+        let orders = orders?;
+        if !self.controls.is_empty() {
+            self.counts.scaled_up += orders.start.len() as u64;
+            self.counts.scaled_down += orders.stop.len() as u64;
+        }
+        for engine in orders.stop {
+            self.kill(Node::Engine(engine as u8), false);
+        }
+        for engine in orders.start {
+            self.start_engine(engine);
+        }
+        Ok(())
+    }
+
+    /// Ends all watches of the API server.
+    pub(crate) fn cut_watches(&self) {
+        if let Some(deployment) = &self.deployment {
+            deployment.server().cut_watches();
+        }
+    }
+
+    /// Engines that gateways are to know: all, or those that are pods.
+    pub(crate) fn wanted_engines(&self) -> Vec<usize> {
+        let is_wanted =
+            |engine: &usize| self.deployment.as_ref().is_none_or(|deployment| deployment.has(*engine));
+        (0..self.engines.len()).filter(is_wanted).collect()
+    }
+
+    /// Whether engines come and go.
+    fn is_scaled(&self) -> bool {
+        self.deployment.is_some()
+    }
+
+    /// Engines that are there or on their way out, and how many there are to be.
+    pub(crate) fn scale(&self) -> Result<Option<(usize, u64)>> {
+        let Some(deployment) = &self.deployment else { return Ok(None) };
+        let runs = (0..self.engines.len()).filter(|engine| deployment.runs(*engine)).count();
+        Ok(Some((runs, deployment.replicas()?)))
+    }
+
+    pub(crate) fn control_addresses(&self) -> Vec<SocketAddr> {
+        let address = |member: &Member| SocketAddr::from((kernel::host_address(member.host), CONTROL_PORT));
+        self.controls.iter().map(address).collect()
     }
 
     fn start_engine(&mut self, number: usize) {
@@ -233,6 +346,10 @@ impl Cluster {
         self.has_keys.then(nodes::administrators_key)
     }
 
+    pub(crate) fn counts(&self) -> ClusterCounts {
+        self.counts
+    }
+
     pub(crate) fn tiers(&self) -> Tiers {
         self.tiers
     }
@@ -264,6 +381,8 @@ impl Cluster {
             Node::Gateway(number) => self.gateways.get(usize::from(number)).map(|gateway| &gateway.member),
             Node::Engine(number) => self.engines.get(usize::from(number)).map(|engine| &engine.member),
             Node::Store(number) => self.stores.get(usize::from(number)),
+            Node::Control(number) => self.controls.get(usize::from(number)),
+            Node::Api => self.api.as_ref(),
         }
     }
 
@@ -277,6 +396,8 @@ impl Cluster {
                 self.engines.get_mut(usize::from(number)).map(|engine| &mut engine.member)
             }
             Node::Store(number) => self.stores.get_mut(usize::from(number)),
+            Node::Control(number) => self.controls.get_mut(usize::from(number)),
+            Node::Api => self.api.as_mut(),
         }
     }
 
@@ -309,8 +430,9 @@ impl Cluster {
         }
     }
 
-    /// Does what is due for processes that were told to stop.
-    pub(crate) fn supervise(&mut self) {
+    /// Does what is due for processes that were told to stop, and for a Deployment.
+    pub(crate) fn supervise(&mut self) -> Result<()> {
+        self.reconcile()?;
         let now = kernel::now();
         for node in self.nodes() {
             let Some(member) = self.member_mut(node) else { continue };
@@ -319,6 +441,7 @@ impl Cluster {
                 None => {}
                 Some(Termination { kill_at, .. }) if is_alive => {
                     if now >= *kill_at {
+                        self.counts.killed_draining += 1;
                         self.kill(node, false);
                     }
                 }
@@ -327,9 +450,20 @@ impl Cluster {
                         self.restart(node);
                     }
                 }
-                Some(termination) => termination.restart_at = Some(now + RESTARTS_AFTER),
+                Some(termination) => {
+                    termination.restart_at = Some(now + RESTARTS_AFTER);
+                    if now < termination.kill_at && member.stop.is_some() {
+                        self.counts.drained += 1;
+                    }
+                }
             }
         }
+        Ok(())
+    }
+
+    /// Whether [`Self::supervise`] has something to do now and then.
+    pub(crate) fn needs_supervision(&self) -> bool {
+        self.is_scaled() || self.is_restarting()
     }
 
     /// Whether a process that was told to stop has not been replaced yet.
@@ -361,11 +495,24 @@ impl Cluster {
                 let member = &mut self.gateways[usize::from(number)].member;
                 member.started(nodes::start_gateway(member.host, usize::from(number)));
             }
-            Node::Engine(number) => self.start_engine(usize::from(number)),
+            Node::Engine(number) => {
+                let number = usize::from(number);
+                match self.deployment.as_ref().is_none_or(|deployment| deployment.runs(number)) {
+                    true => self.start_engine(number),
+                    // Its pod is gone, and the next one starts it.
+                    false => self.engines[number].member.termination = None,
+                }
+            }
             Node::Store(number) => {
                 let member = &mut self.stores[usize::from(number)];
                 member.started(nodes::start_store(member.host, number));
             }
+            Node::Control(number) => {
+                let member = &mut self.controls[usize::from(number)];
+                member.started(nodes::start_control(member.host, number));
+            }
+            // It is never stopped.
+            Node::Api => {}
         }
     }
 
@@ -419,7 +566,10 @@ impl Cluster {
         let gateways = (0..self.gateways.len() as u8).map(Node::Gateway);
         let engines = (0..self.engines.len() as u8).map(Node::Engine);
         let stores = (0..self.stores.len() as u8).map(Node::Store);
-        [Node::Client].into_iter().chain(gateways).chain(engines).chain(stores).collect()
+        let controls = (0..self.controls.len() as u8).map(Node::Control);
+        let api = self.api.iter().map(|_| Node::Api);
+        let members = gateways.chain(engines).chain(stores).chain(controls).chain(api);
+        [Node::Client].into_iter().chain(members).collect()
     }
 
     /// Everything that is wrong is put right again. Processes that were told to stop still take their time.

@@ -24,6 +24,8 @@ const READY_WITHIN: Duration = Duration::from_secs(60);
 /// Each exchange ends within this once everything is healed.
 const ENDS_WITHIN: Duration = Duration::from_secs(600);
 
+/// Within this a fleet without requests has no more engines than it must.
+const SCALES_WITHIN: Duration = Duration::from_secs(240);
 /// How often the supervisor of processes looks whether one has ended.
 const LOOKS_EVERY: Duration = Duration::from_millis(250);
 
@@ -98,8 +100,9 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
         ended.context("exchanges have not ended 10 minutes after all was healed")??;
         while life.cluster.is_restarting() {
             sleep(LOOKS_EVERY).await;
-            life.cluster.supervise();
+            life.cluster.supervise()?;
         }
+        life.await_scale().await?;
         life.nudge().await;
         let observer = Observer { cluster: &life.cluster };
         observer.await_rest().await?;
@@ -117,7 +120,7 @@ impl Life {
         }
     }
 
-    async fn await_ready(&self) -> Result<()> {
+    async fn await_ready(&mut self) -> Result<()> {
         let mut last = None;
         let ready = async {
             for gateway in 0..self.cluster.gateways() as u8 {
@@ -128,20 +131,22 @@ impl Life {
                     let status = status.and_then(|status| serde_json::from_str::<Value>(&status).ok());
                     let is_ready = |worker: &Value| worker["ready"] == true;
                     let workers = status.as_ref().and_then(|status| status["workers"].as_array());
-                    if workers
-                        .is_some_and(|all| all.len() == self.cluster.engines() && all.iter().all(is_ready))
-                    {
+                    if workers.is_some_and(|all| {
+                        all.len() == self.cluster.wanted_engines().len() && all.iter().all(is_ready)
+                    }) {
                         break;
                     }
                     last = Some((gateway, status));
                     sleep(Duration::from_millis(200)).await;
+                    self.cluster.supervise()?;
                 }
             }
+            anyhow::Ok(())
         };
-        if timeout(READY_WITHIN, ready).await.is_err() {
-            bail!("the cluster is not ready in a minute; the last status: {last:?}");
+        match timeout(READY_WITHIN, ready).await {
+            Ok(ended) => ended,
+            Err(_) => bail!("the cluster is not ready in a minute; the last status: {last:?}"),
         }
-        Ok(())
     }
 
     async fn go_through(&mut self, plan: &Plan) -> Result<()> {
@@ -157,12 +162,12 @@ impl Life {
         steps.sort_by_key(|(at, number, _)| (*at, *number));
         for (at, number, action) in steps {
             let due = began + Duration::from_millis(at);
-            while self.cluster.is_restarting() && Instant::now() + LOOKS_EVERY < due {
+            while self.cluster.needs_supervision() && Instant::now() + LOOKS_EVERY < due {
                 sleep(LOOKS_EVERY).await;
-                self.cluster.supervise();
+                self.cluster.supervise()?;
             }
             sleep_until(due).await;
-            self.cluster.supervise();
+            self.cluster.supervise()?;
             kernel::note("step", number as u64, at);
             match action {
                 Edge::Begin(what) => self.begin(number as u64, &what)?,
@@ -219,6 +224,7 @@ impl Life {
                 let faults = DiskFaults { slow, fail_one_in: *fail_one_in, rot_one_in: *rot_one_in };
                 self.cluster.set_disk(*node, faults);
             }
+            Action::CutWatches => self.cluster.cut_watches(),
             Action::Leave { engine, drains, .. } => self.cluster.list(*engine, false, *drains)?,
         }
         Ok(())
@@ -240,7 +246,11 @@ impl Life {
             Action::Disk { node, .. } => self.cluster.set_disk(*node, DiskFaults::default()),
             Action::Leave { engine, .. } => self.cluster.list(*engine, true, false)?,
             Action::ChangeModel { engine, .. } => self.cluster.change_model(*engine, false),
-            Action::Ask { .. } | Action::Cut { .. } | Action::Jump { .. } | Action::Terminate { .. } => {}
+            Action::Ask { .. }
+            | Action::Cut { .. }
+            | Action::CutWatches
+            | Action::Jump { .. }
+            | Action::Terminate { .. } => {}
         }
         Ok(())
     }
@@ -270,8 +280,35 @@ impl Life {
     }
 
     async fn all_end(&mut self) -> Result<()> {
-        while let Some(ended) = self.asked.join_next().await {
-            self.take(ended?)?;
+        while !self.asked.is_empty() {
+            if let Ok(Some(ended)) = timeout(LOOKS_EVERY, self.asked.join_next()).await {
+                self.take(ended?)?;
+            }
+            if self.cluster.needs_supervision() {
+                self.cluster.supervise()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Without requests one engine is enough, and one of the control services acts.
+    async fn await_scale(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while let Some((running, wanted)) = self.cluster.scale()? {
+            let mut leaders = 0;
+            for address in self.cluster.control_addresses() {
+                let metrics = client::get(address, "/metrics", None).await.unwrap_or_default();
+                leaders += u64::from(metrics.contains("kvasir_control_leader 1"));
+            }
+            if (running, wanted, leaders) == (1, 1, 1) {
+                break;
+            }
+            ensure!(
+                began.elapsed() < SCALES_WITHIN,
+                "{running} engines run and {wanted} are wanted without any request, and {leaders} control services lead"
+            );
+            sleep(LOOKS_EVERY).await;
+            self.cluster.supervise()?;
         }
         Ok(())
     }
@@ -279,7 +316,7 @@ impl Life {
     /// Has each engine publish something once more: that an event was lost is seen from the number of the next one.
     async fn nudge(&self) {
         sleep(Duration::from_secs(10)).await;
-        for number in 0..self.cluster.engines() {
+        for number in self.cluster.wanted_engines() {
             let text = "nothing that anybody else has said ".repeat(2);
             client::nudge(self.cluster.engine_address(number), &text).await;
         }
@@ -322,6 +359,10 @@ fn lasts(what: &Action) -> Option<u64> {
         | Action::Disk { lasts, .. }
         | Action::Leave { lasts, .. } => Some(*lasts),
         // Whoever supervises a process knows when it has ended.
-        Action::Ask { .. } | Action::Cut { .. } | Action::Jump { .. } | Action::Terminate { .. } => None,
+        Action::Ask { .. }
+        | Action::Cut { .. }
+        | Action::CutWatches
+        | Action::Jump { .. }
+        | Action::Terminate { .. } => None,
     }
 }

@@ -3,6 +3,7 @@
 mod catalog;
 mod client;
 mod cluster;
+mod deployment;
 mod excuses;
 mod kernel;
 mod life;

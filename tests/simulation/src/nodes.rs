@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use control_node::{StopSignal, StopSignals};
+use tests_apiserver::ApiServer;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tools_mocker::{Dialect, LoadFailure, Mock, MockConfig};
 
 use crate::catalog::{self, MODEL};
+use crate::deployment;
 use crate::kernel::{self, DiskFaults, HostId, ProcessId, report};
 use crate::model;
 use crate::plan::{EngineKind, EnginePlan, Role, Tiers};
@@ -22,6 +24,11 @@ pub(crate) const ENGINE_PORT: u16 = 8100;
 const WORKER_PORTS: [u16; 3] = [8101, 8102, 8103];
 const STORE_PORT: u16 = 7400;
 pub(crate) const STORE_HTTP_PORT: u16 = 7401;
+
+const API_PORT: u16 = 6443;
+pub(crate) const CONTROL_PORT: u16 = 8090;
+/// File that says where the API server is.
+pub(crate) const KUBECONFIG: &str = "kubeconfig.json";
 
 /// How long gateways, workers and stores let requests end that are there when they are told to stop.
 pub(crate) const DRAIN: Duration = Duration::from_secs(60);
@@ -85,6 +92,8 @@ pub(crate) struct Started {
 pub(crate) struct GatewayOptions {
     pub(crate) requests_max: u32,
     pub(crate) has_keys: bool,
+    /// Engines are pods, and not in a file.
+    pub(crate) finds_pods: bool,
 }
 
 pub(crate) fn write_gateway_config(number: usize, peers: &[HostId], options: &GatewayOptions) -> Result<()> {
@@ -94,6 +103,14 @@ pub(crate) fn write_gateway_config(number: usize, peers: &[HostId], options: &Ga
         .collect();
     let access =
         if options.has_keys { format!("[access]\nkeys_file = \"{KEYS_FILE}\"\n") } else { String::new() };
+    let discovery = match options.finds_pods {
+        false => format!("file = \"gateway{number}.workers.toml\""),
+        true => format!(
+            "selector = \"{}\"\nnamespace = \"{}\"\nport = {ENGINE_PORT}",
+            deployment::LABEL,
+            deployment::NAMESPACE
+        ),
+    };
     let config = format!(
         "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"tiny\"\n\
          model_folder = \"{MODEL}\"\n\
@@ -102,7 +119,7 @@ pub(crate) fn write_gateway_config(number: usize, peers: &[HostId], options: &Ga
          requests_max = {}\n\
          [serve]\ndrain = \"{}s\"\n\
          [router]\ndisaggregate_above_tokens = 40\n\
-         [discovery]\nfile = \"gateway{number}.workers.toml\"\n{access}",
+         [discovery]\n{discovery}\n{access}",
         peers.join(", "),
         options.requests_max,
         DRAIN.as_secs(),
@@ -135,6 +152,64 @@ pub(crate) fn start_gateway(host: HostId, number: usize) -> Started {
 
 pub(crate) fn start_store(host: HostId, number: u8) -> Started {
     start_command(host, &format!("store{number}"), ["store", "--config", &format!("store{number}.toml")])
+}
+
+pub(crate) fn start_control(host: HostId, number: u8) -> Started {
+    start_command(
+        host,
+        &format!("control{number}"),
+        ["control", "--config", &format!("control{number}.toml")],
+    )
+}
+
+/// Writes a control service's configuration: a few requests at a time are too many for one engine, and what was decided is
+/// carried out within seconds.
+pub(crate) fn write_control_config(
+    host: HostId,
+    number: u8,
+    has_others: bool,
+    gateways: &[HostId],
+    engines_max: usize,
+) -> Result<()> {
+    let gateways: Vec<String> = gateways
+        .iter()
+        .map(|host| format!("\"http://{}:{ADMIN_PORT}\"", kernel::host_address(*host)))
+        .collect();
+    let leader = if has_others { "lease" } else { "none" };
+    let config = format!(
+        "[planner]\nmode = \"act\"\nactuator = \"kubernetes\"\ndecode_target = \"Deployment/{}\"\n\
+         interval = \"500ms\"\nstart_time = \"1s\"\ndown_after = \"4s\"\ndecode_min = 1\ndecode_max = {engines_max}\n\
+         utilisation = 0.05\nrunning_max = 1\nkv_tokens = 256\nclear_within = \"1s\"\nseasons = []\nhistory = \"0s\"\n\
+         [control]\ngateways = [{}]\nlisten = \"{}:{CONTROL_PORT}\"\nleader = \"{leader}\"\nnamespace = \"{}\"\n",
+        deployment::NAME,
+        gateways.join(", "),
+        kernel::host_address(host),
+        deployment::NAMESPACE,
+    );
+    std::fs::write(format!("control{number}.toml"), config).context("the control service's configuration")
+}
+
+/// Starts a double of Kubernetes' API server. What it holds outlives its process.
+pub(crate) fn start_api_server(host: HostId, server: &ApiServer) -> Started {
+    let routes = server.router();
+    let process = kernel::start_process(host, "api", move || {
+        let serve = async {
+            let address = SocketAddr::from((kernel::host_address(host), API_PORT));
+            let listener = tokio::net::TcpListener::bind(address).await?;
+            axum::serve(listener, routes).await
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let ended = runtime.and_then(|runtime| runtime.block_on(serve));
+        report::fail(&format!("the API server has ended: {ended:?}"));
+    });
+    Started { process, stop: None }
+}
+
+/// Writes where the API server is, for all that ask it.
+pub(crate) fn write_kubeconfig(host: HostId) -> Result<()> {
+    let url = format!("http://{}:{API_PORT}", kernel::host_address(host));
+    let content = tests_apiserver::kubeconfig(&url, deployment::NAMESPACE);
+    std::fs::write(KUBECONFIG, content).context("the kubeconfig")
 }
 
 /// Runs a worker. Where its disk keeps it from starting it is started again, as whoever supervises it would.

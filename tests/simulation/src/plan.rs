@@ -16,6 +16,11 @@ pub(crate) struct Plan {
     /// Tenants with keys; 0 when the gateways let everybody in.
     #[serde(default)]
     pub(crate) tenants: u8,
+    /// Control services. Engines are pods of a Deployment then, which they scale, and so many of them are there at first.
+    #[serde(default)]
+    pub(crate) controls: u8,
+    #[serde(default)]
+    pub(crate) replicas: u8,
     /// Requests inside a gateway at a time.
     pub(crate) requests_max: u32,
     pub(crate) link: Link,
@@ -111,6 +116,16 @@ pub(crate) enum Node {
     Gateway(u8),
     Engine(u8),
     Store(u8),
+    Control(u8),
+    /// Kubernetes' API server.
+    Api,
+}
+
+impl Node {
+    /// Whether no request passes through it.
+    fn is_aside(self) -> bool {
+        matches!(self, Self::Control(_) | Self::Api)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -146,6 +161,8 @@ pub(crate) enum Action {
     Misbehave { engine: u8, kind: String, probability_percent: u8, millis: u64, tokens: usize, lasts: u64 },
     /// The disk of an engine or a store misbehaves for a time.
     Disk { node: Node, slow_ms: u64, fail_one_in: u64, rot_one_in: u64, lasts: u64 },
+    /// The API server ends all watches.
+    CutWatches,
     /// An engine leaves the list of workers for a time.
     Leave { engine: u8, drains: bool, lasts: u64 },
 }
@@ -261,8 +278,26 @@ impl Plan {
         let peers = gateways > 1 && !random.one_in(3);
         let requests_max = *random.pick(&[4096, 4096, 4]);
         let tenants = *random.pick(&[0, 0, 2, 3]);
-        let mut plan =
-            Self { seed, gateways, engines, peers, tenants, requests_max, link, tiers, steps: Vec::new() };
+        let steps = Vec::new();
+        let mut plan = Self {
+            seed,
+            gateways,
+            engines,
+            peers,
+            tenants,
+            controls: 0,
+            replicas: 0,
+            requests_max,
+            link,
+            tiers,
+            steps,
+        };
+        if random.one_in(4) && !plan.is_reference() && !plan.has_pairs() {
+            plan.controls = random.between(1, 2) as u8;
+            plan.replicas = random.between(1, plan.engines.len() as u64) as u8;
+            // The control service has no key of an administrator.
+            plan.tenants = 0;
+        }
         let lasts = *random.pick(&[4_000, 15_000, 60_000]);
         plan.draw_questions(&mut random, lasts);
         // One run in eight has no faults: everything must succeed then.
@@ -303,17 +338,19 @@ impl Plan {
     }
 
     fn node(&self, random: &mut Random) -> Node {
-        let engines = self.engines.len() as u8;
-        let count = self.gateways + engines + self.tiers.stores;
-        match random.below(u64::from(count)) as u8 {
-            number if number < self.gateways => Node::Gateway(number),
-            number if number < self.gateways + engines => Node::Engine(number - self.gateways),
-            number => Node::Store(number - self.gateways - engines),
-        }
+        let gateways = (0..self.gateways).map(Node::Gateway);
+        let engines = (0..self.engines.len() as u8).map(Node::Engine);
+        let stores = (0..self.tiers.stores).map(Node::Store);
+        let nodes = gateways.chain(engines).chain(stores).chain((0..self.controls).map(Node::Control));
+        *random.pick(&nodes.collect::<Vec<Node>>())
     }
 
     fn neighbours(&self, random: &mut Random) -> (Node, Node) {
         let gateway = Node::Gateway(random.below(u64::from(self.gateways)) as u8);
+        if self.controls > 0 && random.one_in(2) {
+            let control = Node::Control(random.below(u64::from(self.controls)) as u8);
+            return *random.pick(&[(Node::Api, gateway), (Node::Api, control), (control, gateway)]);
+        }
         match random.below(4) {
             0 => (Node::Client, gateway),
             1 if self.gateways == 2 => (Node::Gateway(0), Node::Gateway(1)),
@@ -335,6 +372,8 @@ impl Plan {
         let kinds = (0..11).filter(|kind| {
             random.one_in(3)
                 && !([5, 10].contains(kind) && self.is_reference())
+                // Pods are not listed in files, and their Deployment decides which of them are there.
+                && !([9, 10].contains(kind) && self.controls > 0)
                 && (*kind != 7 || self.tiers.has_disk())
         });
         let kinds: Vec<u64> = kinds.collect();
@@ -348,7 +387,11 @@ impl Plan {
                 0 => {
                     Action::Kill { node: self.node(random), silently: random.one_in(3), back_after: duration }
                 }
-                1 => Action::Freeze { node: self.node(random), lasts: duration },
+                1 => {
+                    let is_api = self.controls > 0 && random.one_in(3);
+                    let node = if is_api { Node::Api } else { self.node(random) };
+                    Action::Freeze { node, lasts: duration }
+                }
                 2 => {
                     let (a, b) = self.neighbours(random);
                     Action::Partition { a, b, lasts: duration }
@@ -390,17 +433,16 @@ impl Plan {
                     engine: random.below(self.engines.len() as u64) as u8,
                     lasts: duration,
                 },
-                _ => match random.below(3) {
-                    0 => {
-                        let size = *random.pick(&[1_000, 60_000, 86_400_000]);
-                        let millis = if random.one_in(2) { size } else { -size };
-                        Action::Jump { node: self.node(random), millis }
-                    }
-                    _ => Action::Leave {
-                        engine: random.below(self.engines.len() as u64) as u8,
-                        drains: random.one_in(2),
-                        lasts: duration,
-                    },
+                _ if random.one_in(3) => {
+                    let size = *random.pick(&[1_000, 60_000, 86_400_000]);
+                    let millis = if random.one_in(2) { size } else { -size };
+                    Action::Jump { node: self.node(random), millis }
+                }
+                _ if self.controls > 0 => Action::CutWatches,
+                _ => Action::Leave {
+                    engine: random.below(self.engines.len() as u64) as u8,
+                    drains: random.one_in(2),
+                    lasts: duration,
                 },
             };
             self.steps.push(Step { at, action });
@@ -421,6 +463,19 @@ impl Plan {
     /// Whether nothing of this is felt by clients: engines that can stand in for each other drain, are stopped, and come
     /// back, one after another.
     pub(crate) fn interrupts_nothing(&self) -> bool {
+        if self.controls > 0 {
+            // No request passes through what is hit.
+            return self.steps.iter().all(|step| match &step.action {
+                Action::Ask { .. } | Action::CutWatches => true,
+                Action::Kill { node, .. } | Action::Terminate { node, .. } | Action::Freeze { node, .. } => {
+                    node.is_aside()
+                }
+                Action::Partition { a, b, .. } | Action::Degrade { a, b, .. } | Action::Cut { a, b, .. } => {
+                    a.is_aside() || b.is_aside()
+                }
+                _ => false,
+            });
+        }
         if self.engines.len() < 2 || self.has_pairs() {
             return !self.has_faults();
         }

@@ -83,10 +83,8 @@ impl Observer<'_> {
                 }
             }
         }
-        for number in 0..self.cluster.engines() {
-            if self.cluster.is_reference() {
-                break;
-            }
+        let mocks = if self.cluster.is_reference() { Vec::new() } else { self.cluster.wanted_engines() };
+        for number in mocks {
             let Some(mock) = self.cluster.mock(number) else {
                 left.push(format!("engine {number} does not run"));
                 continue;
@@ -190,6 +188,14 @@ impl Observer<'_> {
         worked.insert("disk operations that failed".to_owned(), disks.failed);
         worked.insert("reads that brought a wrong bit".to_owned(), disks.rotten);
         worked.insert("writes that were lost with the power".to_owned(), disks.undone);
+        let counts = self.cluster.counts();
+        worked.insert("processes that ended when they were told to".to_owned(), counts.drained);
+        worked.insert("processes that did not end in time".to_owned(), counts.killed_draining);
+        worked.insert("engines that control services started".to_owned(), counts.scaled_up);
+        worked.insert("engines that control services stopped".to_owned(), counts.scaled_down);
+        let mocks = (0..self.cluster.engines()).filter_map(|number| self.cluster.mock(number));
+        let fetched = mocks.map(|mock| mock.stats().pulled as u64).sum();
+        worked.insert("prompts that mock engines handed over".to_owned(), fetched);
         if self.cluster.is_reference() {
             for number in 0..self.cluster.engines() {
                 let metrics = client::get(self.cluster.engine_address(number), "/metrics", None).await;

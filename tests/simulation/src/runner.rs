@@ -15,6 +15,7 @@ use crate::catalog::{self, Catalog, MODEL};
 use crate::kernel::{self, report};
 use crate::life::{self, Summary};
 use crate::model;
+use crate::nodes::KUBECONFIG;
 use crate::plan::Plan;
 
 /// Real time after which a run hangs: a thread that never gives its turn away.
@@ -198,6 +199,8 @@ fn become_run(
     pin(place);
     // SAFETY: this process has one thread.
     unsafe { std::env::set_var("KVASIR_PEER_KEY", "gateways of one simulated cluster believe each other") };
+    // SAFETY: this process has one thread.
+    unsafe { std::env::set_var("KUBECONFIG", KUBECONFIG) };
     // SAFETY: this process has one thread.
     unsafe { std::env::set_var("KVASIR_SALT_SECRET", "tenants of one simulated cluster are kept apart") };
     if watching.tells || watching.log.is_some() {

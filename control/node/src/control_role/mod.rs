@@ -12,18 +12,19 @@ mod report;
 mod spares;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
 use control_config::Settings;
 use control_planner::WorkerRole;
 use futures_util::future::join_all;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
 use crate::credentials::Credentials;
+use crate::http::StopSignals;
 use crate::planning::{Observer, Planning, PoolCounts, Seen, planned_role, post};
-use crate::{Common, exposure, process};
+use crate::{Common, exposure, http, process};
 use actuation::Actuation;
 use gateways::Gateways;
 use report::{Report, Reporter};
@@ -45,7 +46,7 @@ pub(crate) struct ControlArgs {
     credentials: Credentials,
 }
 
-pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &ControlArgs, stop_signals: StopSignals) -> Result<ExitCode> {
     let settings = process::start(&arguments.common)?;
     check(&settings)?;
     if let Some(said) = exposure::of_control(&settings) {
@@ -61,11 +62,9 @@ pub(crate) fn run(arguments: &ControlArgs) -> Result<ExitCode> {
         let gateways = Gateways::new(names, &arguments.credentials, settings.control.gateways_interval)?;
         let mut actuation = Actuation::start(&settings, &arguments.credentials).await?;
         let reporter = report::start(&settings).await?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
+        let mut stop = http::stop_signals(stop_signals, Duration::ZERO)?;
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            _ = stop.wait_for(Option::is_some) => {}
             // The controller's loop does not end by itself.
             _ = &mut graphs.0, if follows_graphs => bail!("graphs are not followed any more"),
             () = control(&settings, gateways, &mut actuation, &reporter), if settings.planner.mode != "off" => {}

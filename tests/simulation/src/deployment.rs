@@ -1,0 +1,140 @@
+//! Engines that are pods of a Deployment: what Kubernetes' controllers do with it, over a double of the API server.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use tests_apiserver::ApiServer;
+
+use crate::kernel::{Nanos, SECOND};
+
+/// Namespace and label of the pods, and the Deployment's name.
+pub(crate) const NAMESPACE: &str = "llm";
+pub(crate) const LABEL: &str = "app=vllm";
+pub(crate) const NAME: &str = "decode";
+
+/// How long a pod is kept at least after its deletion was asked for, so that gateways hear of it first.
+const LEAVES_AFTER: Nanos = 2 * SECOND;
+/// How long it may take for the requests that it has.
+const GRACE: Nanos = 30 * SECOND;
+/// Of all that is told with a date; no decision depends on it.
+const DATE: &str = "2026-01-01T00:00:00Z";
+
+/// A pod, which is the engine of the same number.
+#[derive(Debug, Clone)]
+struct Pod {
+    name: String,
+    /// When its deletion was asked for.
+    leaving_since: Option<Nanos>,
+}
+
+/// What has to be done with engines.
+#[derive(Debug, Default)]
+pub(crate) struct Orders {
+    pub(crate) start: Vec<usize>,
+    pub(crate) stop: Vec<usize>,
+}
+
+pub(crate) struct Deployment {
+    server: Arc<ApiServer>,
+    /// By the number of the engine.
+    pods: Vec<Option<Pod>>,
+    addresses: Vec<String>,
+    made: usize,
+    /// Pods that there may be.
+    bounds: (u64, u64),
+}
+
+impl Deployment {
+    /// A Deployment that says that there are to be so many pods, of which there are none yet.
+    pub(crate) fn new(server: Arc<ApiServer>, replicas: u8, addresses: Vec<String>) -> Self {
+        let object = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": NAMESPACE, "name": NAME, "uid": NAME},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": "vllm"}}},
+            "status": {"replicas": replicas},
+        });
+        server.change(|store| store.put("deployments", object));
+        let bounds = (1, addresses.len() as u64);
+        Self { server, pods: vec![None; addresses.len()], addresses, made: 0, bounds }
+    }
+
+    pub(crate) fn server(&self) -> Arc<ApiServer> {
+        Arc::clone(&self.server)
+    }
+
+    /// Whether the engine is a pod that is not about to go.
+    pub(crate) fn has(&self, engine: usize) -> bool {
+        self.pods[engine].as_ref().is_some_and(|pod| pod.leaving_since.is_none())
+    }
+
+    /// Whether the engine is a pod.
+    pub(crate) fn runs(&self, engine: usize) -> bool {
+        self.pods[engine].is_some()
+    }
+
+    /// Pods that there are to be.
+    pub(crate) fn replicas(&self) -> Result<u64> {
+        self.server.change(|store| {
+            let deployment = store.get("deployments", NAMESPACE, NAME).context("the Deployment is gone")?;
+            deployment["spec"]["replicas"].as_u64().context("the Deployment says no number of pods")
+        })
+    }
+
+    /// Goes one step towards what the Deployment says. `is_idle` tells whether an engine has no request.
+    pub(crate) fn reconcile(&mut self, now: Nanos, is_idle: impl Fn(usize) -> bool) -> Result<Orders> {
+        let replicas = self.replicas()?;
+        let (fewest, most) = self.bounds;
+        ensure!(
+            (fewest..=most).contains(&replicas),
+            "{replicas} engines were asked for, and {fewest} to {most} are allowed"
+        );
+        let mut orders = Orders::default();
+        let staying = (0..self.pods.len()).filter(|engine| self.has(*engine)).count();
+        let places = (0..self.pods.len()).filter(|engine| !self.runs(*engine));
+        for engine in places.take((replicas as usize).saturating_sub(staying)).collect::<Vec<_>>() {
+            self.create(engine);
+            orders.start.push(engine);
+        }
+        for _ in replicas as usize..staying {
+            // The youngest, as a ReplicaSet chooses among equals.
+            let youngest = (0..self.pods.len()).rev().find(|engine| self.has(*engine));
+            if let Some(pod) = youngest.and_then(|engine| self.pods[engine].as_mut()) {
+                pod.leaving_since = Some(now);
+                let name = pod.name.clone();
+                self.server.change(|store| {
+                    if let Some(mut pod) = store.get("pods", NAMESPACE, &name).cloned() {
+                        pod["metadata"]["deletionTimestamp"] = json!(DATE);
+                        store.put("pods", pod);
+                    }
+                });
+            }
+        }
+        for engine in 0..self.pods.len() {
+            let since = self.pods[engine].as_ref().and_then(|pod| pod.leaving_since);
+            let is_over = since
+                .is_some_and(|since| now >= since + LEAVES_AFTER && is_idle(engine) || now >= since + GRACE);
+            if is_over && let Some(pod) = self.pods[engine].take() {
+                self.server.change(|store| store.delete("pods", NAMESPACE, &pod.name));
+                orders.stop.push(engine);
+            }
+        }
+        Ok(orders)
+    }
+
+    fn create(&mut self, engine: usize) {
+        self.made += 1;
+        let name = format!("{NAME}-{}", self.made);
+        let pod = pod(&name, &self.addresses[engine]);
+        self.server.change(|store| store.put("pods", pod));
+        self.pods[engine] = Some(Pod { name, leaving_since: None });
+    }
+}
+
+fn pod(name: &str, address: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"namespace": NAMESPACE, "name": name, "uid": name, "labels": {"app": "vllm"}, "creationTimestamp": DATE},
+        "status": {"phase": "Running", "podIP": address, "conditions": [
+            {"type": "Ready", "status": "True", "lastTransitionTime": DATE}]},
+    })
+}
