@@ -155,6 +155,37 @@ mod tests {
         assert!(script.0.lock().expect("no panic").1);
     }
 
+    /// Each attempt takes so long, and succeeds.
+    struct Slow(Duration);
+
+    impl Lease for Slow {
+        type Error = &'static str;
+
+        fn name(&self) -> &str {
+            "slow"
+        }
+
+        async fn attempt(&mut self) -> Result<bool, &'static str> {
+            tokio::time::sleep(self.0).await;
+            Ok(true)
+        }
+
+        async fn release(&mut self) -> Result<(), &'static str> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_answer_counts_as_long_as_there_is_time_for_another_attempt() {
+        let spare = RENEW_WITHIN - RETRY_EVERY;
+        for (takes, leads_then) in [(spare - Duration::from_millis(1), true), (spare, false)] {
+            let (sender, leads) = watch::channel(false);
+            let _running = tokio::spawn(run(Slow(takes), sender));
+            tokio::time::sleep(takes + Duration::from_millis(1)).await;
+            assert_eq!(*leads.borrow(), leads_then, "{takes:?}");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_lease_of_another_process_is_followed() {
         let script = Script::default();

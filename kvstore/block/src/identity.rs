@@ -80,4 +80,10 @@ mod tests {
         chain.next(&[9]);
         assert_ne!(chain.next(&[1, 2, 3]), base, "the prefix counts");
     }
+
+    #[test]
+    fn a_short_name_is_the_beginning() {
+        let identity = BlockIdentity([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9, 9, 9, 9, 9]);
+        assert_eq!(identity.short(), 0x0807_0605_0403_0201);
+    }
 }

@@ -140,6 +140,12 @@ mod tests {
         let image = hashes(PromptExtras { multimodal: &[cat], ..PromptExtras::default() });
         let differs: Vec<bool> = image.iter().zip(&plain).map(|(image, plain)| image != plain).collect();
         assert_eq!(differs, [false, true, true, false], "tokens 17 to 32");
+        for (start, tokens) in [(16, 16), (16, 1), (31, 1)] {
+            let cat = Multimodal { start, tokens, identity: "cat" };
+            let image = hashes(PromptExtras { multimodal: &[cat], ..PromptExtras::default() });
+            let differs: Vec<bool> = image.iter().zip(&plain).map(|(image, plain)| image != plain).collect();
+            assert_eq!(differs, [false, true, false, false], "{tokens} tokens from {start} on");
+        }
         assert_ne!(
             block_hash_with_extras(&tokens, &["ab", "c"]),
             block_hash_with_extras(&tokens, &["a", "bc"])

@@ -3,10 +3,11 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::answers::{Answer, Surface, is_error};
 use crate::catalog::Exchange;
 use crate::kernel::{self, Nanos};
 
@@ -15,6 +16,7 @@ use crate::kernel::{self, Nanos};
 pub(crate) struct ClientBehaviour {
     /// What it shows to be let in.
     pub(crate) key: Option<&'static str>,
+    pub(crate) surface: Surface,
     pub(crate) streams: bool,
     /// Goes away after so many milliseconds.
     pub(crate) leaves_after: Option<u64>,
@@ -44,6 +46,7 @@ pub(crate) enum Outcome {
 /// An exchange that is over.
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
+    pub(crate) surface: Surface,
     pub(crate) outcome: Outcome,
     /// When, in simulated time.
     pub(crate) at: Nanos,
@@ -73,7 +76,7 @@ pub(crate) async fn ask(
         Ok(false) => judge_part(&bytes, exchange, behaviour, Outcome::Cut),
         Err(_) => judge_part(&bytes, exchange, behaviour, end),
     };
-    Ended { outcome, at: kernel::now(), cached }
+    Ended { surface: behaviour.surface, outcome, at: kernel::now(), cached }
 }
 
 /// Sends the request and reads to the end; false when there is none.
@@ -84,17 +87,11 @@ async fn talk(
     id: u64,
     bytes: &mut Vec<u8>,
 ) -> bool {
-    let mut body = json!({
-        "model": "tiny", "messages": exchange.messages, "max_tokens": exchange.tokens_max, "stream": behaviour.streams,
-        "temperature": 0,
-    });
-    if behaviour.streams {
-        body["stream_options"] = json!({"include_usage": true});
-    }
-    let body = body.to_string();
+    let body = behaviour.surface.body(exchange, behaviour.streams).to_string();
     let request = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\nx-request-id: r{id}\r\nconnection: close\r\n\
+        "POST {} HTTP/1.1\r\nhost: gateway\r\nx-request-id: r{id}\r\nconnection: close\r\n\
          content-type: application/json\r\n{}content-length: {}\r\n\r\n{body}",
+        behaviour.surface.path(),
         authorization(behaviour.key),
         body.len()
     );
@@ -120,9 +117,9 @@ fn authorization(key: Option<&str>) -> String {
 fn judge_part(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, end: Outcome) -> Outcome {
     let Some((head, content)) = split(bytes) else { return end };
     if behaviour.streams && head.starts_with("HTTP/1.1 200") {
-        let events = Events::read(&dechunk(content).0);
-        if !exchange.answer.starts_with(&events.text) {
-            return Outcome::Wrong(format!("a cut stream says {:?} for {:?}", events.text, exchange.answer));
+        let answer = Answer::of_stream(behaviour.surface, &dechunk(content).0);
+        if let Some(other) = answer.other_beginning(exchange) {
+            return Outcome::Wrong(other);
         }
     }
     end
@@ -155,70 +152,6 @@ fn dechunk(mut content: &[u8]) -> (Vec<u8>, bool) {
     }
 }
 
-#[derive(Default)]
-struct Events {
-    text: String,
-    is_done: bool,
-    has_error: bool,
-    ids: Vec<Value>,
-    beginnings: usize,
-    finish_reasons: Vec<String>,
-    usage: Option<(u64, u64)>,
-    cached: Option<u64>,
-    after_done: bool,
-    malformed: Option<String>,
-}
-
-impl Events {
-    fn read(content: &[u8]) -> Self {
-        let mut events = Self::default();
-        // A line without its end may be half a line.
-        let lines = content.split(|byte| *byte == b'\n');
-        let count = lines.clone().count();
-        for line in lines.take(count.saturating_sub(1)) {
-            let Some(data) = line.strip_prefix(b"data: ") else { continue };
-            events.after_done |= events.is_done;
-            if data == b"[DONE]" {
-                events.is_done = true;
-                continue;
-            }
-            let Ok(event) = serde_json::from_slice::<Value>(data) else {
-                events.malformed = Some(String::from_utf8_lossy(data).into_owned());
-                return events;
-            };
-            events.take(&event);
-        }
-        events
-    }
-
-    fn take(&mut self, event: &Value) {
-        if event["error"].is_object() {
-            self.has_error = true;
-            return;
-        }
-        if !self.ids.contains(&event["id"]) {
-            self.ids.push(event["id"].clone());
-        }
-        if let (Some(prompt), Some(completion)) =
-            (event["usage"]["prompt_tokens"].as_u64(), event["usage"]["completion_tokens"].as_u64())
-        {
-            self.usage = Some((prompt, completion));
-            self.cached = cached(event);
-        }
-        let choice = &event["choices"][0];
-        self.beginnings += usize::from(choice["delta"]["role"].is_string());
-        self.text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
-        if let Some(reason) = choice["finish_reason"].as_str() {
-            self.finish_reasons.push(reason.to_owned());
-        }
-    }
-}
-
-/// What an answer says of its prompt's tokens.
-fn cached(answer: &Value) -> Option<u64> {
-    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64()
-}
-
 fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: &mut Option<u64>) -> Outcome {
     let Some((head, content)) = split(bytes) else { return Outcome::Cut };
     let Some(status) = head.get(9..12).and_then(|status| status.parse::<u16>().ok()) else {
@@ -238,79 +171,20 @@ fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: 
         return judge_part(bytes, exchange, behaviour, Outcome::Cut);
     }
     if status != 200 {
-        let message = serde_json::from_slice::<Value>(&content).ok();
-        // Engines' own errors are passed on as they are, and some makes have the message at the top.
-        let is_error =
-            |message: &Value| message["error"]["message"].is_string() || message["message"].is_string();
-        return match message.filter(is_error) {
-            Some(_) => Outcome::Refused(status),
-            None => Outcome::Wrong(format!(
+        return match is_error(&content) {
+            true => Outcome::Refused(status),
+            false => Outcome::Wrong(format!(
                 "status {status} without an error: {}",
                 String::from_utf8_lossy(&content)
             )),
         };
     }
-    match behaviour.streams {
-        true => judge_stream(&content, exchange, cached),
-        false => judge_whole(&content, exchange, cached),
-    }
-}
-
-fn judge_whole(content: &[u8], exchange: &Exchange, cached_tokens: &mut Option<u64>) -> Outcome {
-    let Ok(answer) = serde_json::from_slice::<Value>(content) else {
-        return Outcome::Wrong(format!("an answer that is no JSON: {}", String::from_utf8_lossy(content)));
+    let answer = match behaviour.streams {
+        true => Answer::of_stream(behaviour.surface, &content),
+        false => Answer::of_whole(behaviour.surface, &content),
     };
-    *cached_tokens = cached(&answer);
-    let choice = &answer["choices"][0];
-    let usage = (answer["usage"]["prompt_tokens"].as_u64(), answer["usage"]["completion_tokens"].as_u64());
-    let wanted = (Some(exchange.prompt_tokens), Some(exchange.completion_tokens));
-    let text = choice["message"]["content"].as_str();
-    let reason = choice["finish_reason"].as_str();
-    if text != Some(exchange.answer.as_str()) {
-        return Outcome::Wrong(format!("the answer is {text:?} for {:?}", exchange.answer));
-    }
-    if usage != wanted || reason != Some(exchange.finish_reason.as_str()) {
-        return Outcome::Wrong(format!("usage {usage:?} for {wanted:?}, finish_reason {reason:?}"));
-    }
-    Outcome::Right
-}
-
-fn judge_stream(content: &[u8], exchange: &Exchange, cached_tokens: &mut Option<u64>) -> Outcome {
-    let events = Events::read(content);
-    *cached_tokens = events.cached;
-    if !exchange.answer.starts_with(&events.text) {
-        return Outcome::Wrong(format!("a stream says {:?} for {:?}", events.text, exchange.answer));
-    }
-    if let Some(malformed) = events.malformed {
-        return Outcome::Wrong(format!("an event that is no JSON: {malformed}"));
-    }
-    if events.ids.len() > 1 || events.beginnings > 1 || events.finish_reasons.len() > 1 || events.after_done {
-        return Outcome::Wrong(format!(
-            "a stream with ids {:?}, {} beginnings, ends {:?}, events after the end: {}",
-            events.ids, events.beginnings, events.finish_reasons, events.after_done
-        ));
-    }
-    if events.has_error {
-        return if events.finish_reasons.is_empty() {
-            Outcome::Broken
-        } else {
-            Outcome::Wrong("an error after the end of the answer".to_owned())
-        };
-    }
-    if !events.is_done {
-        return Outcome::Wrong("a stream that ends without its end".to_owned());
-    }
-    let wanted = Some((exchange.prompt_tokens, exchange.completion_tokens));
-    if events.text != exchange.answer
-        || events.usage != wanted
-        || events.finish_reasons != [exchange.finish_reason.as_str()]
-    {
-        return Outcome::Wrong(format!(
-            "a whole stream says {:?} for {:?}, usage {:?} for {wanted:?}, ends {:?}",
-            events.text, exchange.answer, events.usage, events.finish_reasons
-        ));
-    }
-    Outcome::Right
+    *cached = answer.cached;
+    answer.judge(exchange)
 }
 
 /// Sends a request of its own to an engine, whatever comes of it.

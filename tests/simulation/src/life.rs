@@ -11,6 +11,7 @@ use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tools_mocker::Fault;
 
+use crate::answers::Surface;
 use crate::catalog::{Catalog, Exchange};
 use crate::client::{self, ClientBehaviour, Ended, Outcome, ask};
 use crate::cluster::{Cluster, faults_of};
@@ -185,11 +186,12 @@ impl Life {
             self.tell(&format!("{what:?}"));
         }
         match what {
-            Action::Ask { gateway, conversation, turn, streams, leaves_after, pause, tenant } => {
+            Action::Ask { gateway, conversation, turn, streams, leaves_after, pause, tenant, surface } => {
                 let address = self.cluster.gateway_address(*gateway);
                 let catalog = Rc::clone(&self.catalog);
                 let behaviour = ClientBehaviour {
                     key: self.cluster.key(*tenant),
+                    surface: *surface,
                     streams: *streams,
                     leaves_after: *leaves_after,
                     pause: *pause,
@@ -275,6 +277,10 @@ impl Life {
                 "request {number} had {cached} tokens in a cache, and its tenant has asked for {most} of them before"
             );
         }
+        let name = match ended.surface {
+            Surface::Chat => name,
+            other => format!("{name} ({})", format!("{other:?}").to_lowercase()),
+        };
         *self.ends.entry(name).or_default() += 1;
         Ok(())
     }
@@ -329,7 +335,8 @@ impl Life {
             for (number, streams) in [(0, true), (1, false)] {
                 let exchange = self.catalog[number][0].clone();
                 let key = self.cluster.key(0);
-                let behaviour = ClientBehaviour { key, streams, leaves_after: None, pause: 0 };
+                let behaviour =
+                    ClientBehaviour { key, surface: Surface::Chat, streams, leaves_after: None, pause: 0 };
                 let ended = ask(address, &exchange, behaviour, 1_000_000 + number as u64).await;
                 ensure!(
                     ended.outcome == Outcome::Right,

@@ -1,5 +1,6 @@
 //! The whole system on a simulated kernel: a seed is a cluster's life, and an equal seed is an equal life.
 
+mod answers;
 mod catalog;
 mod client;
 mod cluster;

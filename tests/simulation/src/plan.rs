@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::answers::Surface;
 use crate::catalog::{CONVERSATIONS, TURNS};
 use crate::kernel::random::Random;
 
@@ -140,6 +141,8 @@ pub(crate) enum Action {
         pause: u64,
         #[serde(default)]
         tenant: u8,
+        #[serde(default)]
+        surface: Surface,
     },
     /// The process ends, and another one starts after so many milliseconds.
     Kill { node: Node, silently: bool, back_after: u64 },
@@ -314,6 +317,7 @@ impl Plan {
     fn draw_questions(&mut self, random: &mut Random, lasts: u64) {
         let count = *random.pick(&[6, 15, 30]);
         let (leaves, slow) = (random.one_in(2), random.one_in(3));
+        let has_surfaces = random.one_in(3);
         // Few conversations come back often: their blocks are found in tiers.
         let conversations = *random.pick(&[CONVERSATIONS as u64, 4]);
         let mut turns = [0; CONVERSATIONS];
@@ -332,7 +336,12 @@ impl Plan {
             let gateway = random.below(u64::from(self.gateways)) as u8;
             let streams = random.one_in(2);
             let tenant = random.below(u64::from(self.tenants.max(1))) as u8;
-            let action = Action::Ask { gateway, conversation, turn, streams, leaves_after, pause, tenant };
+            let surface = match has_surfaces && random.one_in(2) {
+                true => *random.pick(&[Surface::Messages, Surface::Responses]),
+                false => Surface::Chat,
+            };
+            let action =
+                Action::Ask { gateway, conversation, turn, streams, leaves_after, pause, tenant, surface };
             self.steps.push(Step { at, action });
         }
     }

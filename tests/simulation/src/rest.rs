@@ -106,6 +106,13 @@ impl Observer<'_> {
                 continue;
             };
             self.compare(gateway, &status, &held, &mut left);
+            let metrics = client::get(self.cluster.admin_address(gateway), "/metrics", key).await;
+            for level in GATEWAY_LEVELS {
+                let value = metrics.as_ref().and_then(|metrics| level_of(metrics, level));
+                if value != Some(0) {
+                    left.push(format!("gateway {gateway}: {level} {value:?}"));
+                }
+            }
         }
         left
     }
@@ -209,7 +216,7 @@ impl Observer<'_> {
     }
 }
 
-/// Levels of workers and stores that are 0 at rest.
+/// Levels of workers, gateways and stores that are 0 at rest.
 const WORKER_LEVELS: [&str; 8] = [
     "kvasir_engine_requests_running",
     "kvasir_engine_requests_waiting",
@@ -219,6 +226,13 @@ const WORKER_LEVELS: [&str; 8] = [
     "kvasir_host_leased_slots",
     "kvasir_remote_operations",
     "kvasir_remote_held_slots",
+];
+const GATEWAY_LEVELS: [&str; 5] = [
+    "kvasir_gateway_waiting_requests",
+    "kvasir_gateway_request_memory_bytes",
+    "kvasir_gateway_worker_requests",
+    "kvasir_discovery_suspect",
+    "kvasir_discovery_failing",
 ];
 const STORE_LEVELS: [&str; 3] =
     ["kvasir_pool_leases", "kvasir_pool_fenced_slots", "kvasir_pool_verifying_blocks"];

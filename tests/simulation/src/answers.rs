@@ -1,0 +1,260 @@
+//! What clients ask for and what comes back, by surface of the API: each is brought to one form, which is compared with the
+//! reference.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::catalog::Exchange;
+use crate::client::Outcome;
+
+/// A surface of the API.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Surface {
+    /// OpenAI's chat completions.
+    #[default]
+    Chat,
+    /// Anthropic's messages.
+    Messages,
+    /// OpenAI's responses.
+    Responses,
+}
+
+impl Surface {
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Messages => "/v1/messages",
+            Self::Responses => "/v1/responses",
+        }
+    }
+
+    /// The request for an exchange.
+    pub(crate) fn body(self, exchange: &Exchange, streams: bool) -> Value {
+        let (messages, most) = (&exchange.messages, exchange.tokens_max);
+        match self {
+            Self::Chat => {
+                let mut body = json!({
+                    "model": "tiny", "messages": messages, "max_tokens": most, "stream": streams, "temperature": 0,
+                });
+                if streams {
+                    body["stream_options"] = json!({"include_usage": true});
+                }
+                body
+            }
+            Self::Messages => json!({
+                "model": "tiny", "messages": messages, "max_tokens": most, "stream": streams, "temperature": 0,
+            }),
+            Self::Responses => json!({
+                "model": "tiny", "input": messages, "max_output_tokens": most, "stream": streams, "temperature": 0,
+                "store": false,
+            }),
+        }
+    }
+}
+
+/// Whether a text is an error in the form that clients of a surface expect. Engines' own errors are passed on as they are, and
+/// some kinds of engine have the message at the top.
+pub(crate) fn is_error(content: &[u8]) -> bool {
+    serde_json::from_slice::<Value>(content)
+        .is_ok_and(|message| message["error"]["message"].is_string() || message["message"].is_string())
+}
+
+/// An answer, or as much of it as has come.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    /// Has its end, as the surface marks it.
+    is_done: bool,
+    has_error: bool,
+    ids: Vec<Value>,
+    beginnings: usize,
+    /// In the words of chat completions.
+    finish_reasons: Vec<String>,
+    usage: Option<(u64, u64)>,
+    /// Tokens of the prompt that were cached.
+    pub(crate) cached: Option<u64>,
+    is_after_end: bool,
+    malformed: Option<String>,
+}
+
+impl Answer {
+    /// An answer that is no stream.
+    pub(crate) fn of_whole(surface: Surface, content: &[u8]) -> Self {
+        let mut answer = Self::default();
+        let Ok(body) = serde_json::from_slice::<Value>(content) else {
+            answer.malformed = Some(String::from_utf8_lossy(content).into_owned());
+            return answer;
+        };
+        answer.begin(&body);
+        match surface {
+            Surface::Chat => {
+                let choice = &body["choices"][0];
+                answer.text = text(&choice["message"]["content"]);
+                answer.finish(&choice["finish_reason"]);
+            }
+            Surface::Messages => {
+                answer.text = text(&body["content"][0]["text"]);
+                answer.finish(&body["stop_reason"]);
+            }
+            Surface::Responses => {
+                answer.text = text(&body["output"][0]["content"][0]["text"]);
+                answer.finish(&body["status"]);
+            }
+        }
+        answer.count(&body["usage"]);
+        answer.is_done = true;
+        answer
+    }
+
+    /// The events of a stream, as far as they have come.
+    pub(crate) fn of_stream(surface: Surface, content: &[u8]) -> Self {
+        let mut answer = Self::default();
+        // A line without its end may be half a line.
+        let lines = content.split(|byte| *byte == b'\n');
+        let count = lines.clone().count();
+        for line in lines.take(count.saturating_sub(1)) {
+            let Some(data) = line.strip_prefix(b"data: ") else { continue };
+            answer.is_after_end |= answer.is_done;
+            if data == b"[DONE]" {
+                answer.is_done = true;
+                continue;
+            }
+            let Ok(event) = serde_json::from_slice::<Value>(data) else {
+                answer.malformed = Some(String::from_utf8_lossy(data).into_owned());
+                return answer;
+            };
+            match surface {
+                Surface::Chat => answer.take_chunk(&event),
+                Surface::Messages => answer.take_message_event(&event),
+                Surface::Responses => answer.take_response_event(&event),
+            }
+        }
+        answer
+    }
+
+    fn begin(&mut self, head: &Value) {
+        self.beginnings += 1;
+        self.name(&head["id"]);
+    }
+
+    fn name(&mut self, id: &Value) {
+        if !self.ids.contains(id) {
+            self.ids.push(id.clone());
+        }
+    }
+
+    fn finish(&mut self, reason: &Value) {
+        let Some(reason) = reason.as_str() else { return };
+        let reason = match reason {
+            "max_tokens" | "incomplete" => "length",
+            "end_turn" | "completed" => "stop",
+            other => other,
+        };
+        self.finish_reasons.push(reason.to_owned());
+    }
+
+    /// Takes a usage, in the words of any surface.
+    fn count(&mut self, usage: &Value) {
+        let of = |names: [&str; 2]| names.iter().find_map(|name| usage[name].as_u64());
+        let (prompt, completion) =
+            (of(["prompt_tokens", "input_tokens"]), of(["completion_tokens", "output_tokens"]));
+        let (Some(mut prompt), Some(completion)) = (prompt, completion) else { return };
+        let anthropic =
+            ["cache_read_input_tokens", "cache_creation_input_tokens"].map(|name| usage[name].as_u64());
+        // There the prompt is what was not cached.
+        prompt += anthropic.iter().flatten().sum::<u64>();
+        self.usage = Some((prompt, completion));
+        self.cached = anthropic[0]
+            .or_else(|| usage["prompt_tokens_details"]["cached_tokens"].as_u64())
+            .or_else(|| usage["input_tokens_details"]["cached_tokens"].as_u64());
+    }
+
+    fn take_chunk(&mut self, event: &Value) {
+        if event["error"].is_object() {
+            self.has_error = true;
+            return;
+        }
+        self.name(&event["id"]);
+        self.count(&event["usage"]);
+        let choice = &event["choices"][0];
+        self.beginnings += usize::from(choice["delta"]["role"].is_string());
+        self.text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
+        self.finish(&choice["finish_reason"]);
+    }
+
+    fn take_message_event(&mut self, event: &Value) {
+        match event["type"].as_str().unwrap_or_default() {
+            "message_start" => self.begin(&event["message"]),
+            "content_block_delta" => self.text.push_str(event["delta"]["text"].as_str().unwrap_or_default()),
+            "message_delta" => {
+                self.count(&event["usage"]);
+                self.finish(&event["delta"]["stop_reason"]);
+            }
+            "message_stop" => self.is_done = true,
+            "error" => self.has_error = true,
+            _ => {}
+        }
+    }
+
+    fn take_response_event(&mut self, event: &Value) {
+        match event["type"].as_str().unwrap_or_default() {
+            "response.created" => self.begin(&event["response"]),
+            "response.output_text.delta" => self.text.push_str(event["delta"].as_str().unwrap_or_default()),
+            "response.completed" | "response.incomplete" => {
+                self.name(&event["response"]["id"]);
+                self.count(&event["response"]["usage"]);
+                self.finish(&event["response"]["status"]);
+                self.is_done = true;
+            }
+            "response.failed" | "error" => self.has_error = true,
+            _ => {}
+        }
+    }
+
+    /// Why a part of an answer is not the beginning of the reference's.
+    pub(crate) fn other_beginning(&self, exchange: &Exchange) -> Option<String> {
+        (!exchange.answer.starts_with(&self.text))
+            .then(|| format!("an answer begins with {:?} for {:?}", self.text, exchange.answer))
+    }
+
+    /// What an answer is that has come to its end, as HTTP sees it.
+    pub(crate) fn judge(&self, exchange: &Exchange) -> Outcome {
+        if let Some(other) = self.other_beginning(exchange) {
+            return Outcome::Wrong(other);
+        }
+        if let Some(malformed) = &self.malformed {
+            return Outcome::Wrong(format!("no JSON: {malformed}"));
+        }
+        if self.ids.len() > 1 || self.beginnings > 1 || self.finish_reasons.len() > 1 || self.is_after_end {
+            return Outcome::Wrong(format!(
+                "an answer with ids {:?}, {} beginnings, ends {:?}, events after the end: {}",
+                self.ids, self.beginnings, self.finish_reasons, self.is_after_end
+            ));
+        }
+        if self.has_error {
+            return match self.finish_reasons.is_empty() {
+                true => Outcome::Broken,
+                false => Outcome::Wrong("an error after the end of the answer".to_owned()),
+            };
+        }
+        if !self.is_done {
+            return Outcome::Wrong("a stream that ends without its end".to_owned());
+        }
+        let wanted = Some((exchange.prompt_tokens, exchange.completion_tokens));
+        if self.text != exchange.answer
+            || self.usage != wanted
+            || self.finish_reasons != [exchange.finish_reason.as_str()]
+        {
+            return Outcome::Wrong(format!(
+                "a whole answer says {:?} for {:?}, usage {:?} for {wanted:?}, ends {:?}",
+                self.text, exchange.answer, self.usage, self.finish_reasons
+            ));
+        }
+        Outcome::Right
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
