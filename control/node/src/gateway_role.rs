@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 use crate::discovery::{Discovery, PodArgs};
-use crate::http::{Signals, StopSignals};
+use crate::http::{Signals, StopSource};
 use crate::kernel::KernelPrograms;
 use crate::live::LiveConfig;
 use crate::roster::Workers;
@@ -32,7 +32,7 @@ pub(crate) fn run(
     aside: Option<SocketAddr>,
     given: &Workers,
     pods: &PodArgs,
-    stop_signals: StopSignals,
+    stop_source: StopSource,
 ) -> Result<ExitCode> {
     let settings = process::start(common)?;
     let keys = secret::of_engines(&settings, common.supervised, &given.urls())?;
@@ -71,7 +71,7 @@ pub(crate) fn run(
         // A gateway of `serve` has no load balancer of its own to wait for.
         let unready_for = if common.supervised { Duration::ZERO } else { settings.drain.unready_for };
         let Signals { mut is_leaving, stop } =
-            http::signals(stop_signals, settings.serve.drain, unready_for)?;
+            http::listen_for_stop(stop_source, settings.serve.drain, unready_for)?;
         let listeners = http::bind_shared(listen, threads(&settings), settings.gateway.reuse_port)?;
         let snapshot = fleet.snapshot_file.clone();
         let upstream_tls = config.access.tls.clone();

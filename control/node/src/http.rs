@@ -67,7 +67,7 @@ pub enum StopSignal {
 
 /// Where the signals that end a server come from.
 #[derive(Debug)]
-pub enum StopSignals {
+pub enum StopSource {
     /// SIGTERM and SIGINT of this process.
     Process,
     /// A caller that runs several servers in one process.
@@ -75,19 +75,19 @@ pub enum StopSignals {
 }
 
 /// Stop signals that are listened to.
-enum Listening {
+enum StopListener {
     Process { terminate: Signal, interrupt: Signal },
     Channel(mpsc::UnboundedReceiver<StopSignal>),
 }
 
-impl Listening {
-    fn new(signals: StopSignals) -> Result<Self> {
-        Ok(match signals {
-            StopSignals::Process => Self::Process {
+impl StopListener {
+    fn new(source: StopSource) -> Result<Self> {
+        Ok(match source {
+            StopSource::Process => Self::Process {
                 terminate: signal(SignalKind::terminate())?,
                 interrupt: signal(SignalKind::interrupt())?,
             },
-            StopSignals::Channel(channel) => Self::Channel(channel),
+            StopSource::Channel(channel) => Self::Channel(channel),
         })
     }
 
@@ -99,7 +99,7 @@ impl Listening {
             },
             Self::Channel(channel) => match channel.recv().await {
                 Some(signal) => signal,
-                // Nobody is left who could send one.
+                // Every sender was dropped: no signal can come.
                 None => std::future::pending().await,
             },
         }
@@ -115,8 +115,8 @@ pub(crate) struct Signals {
 
 /// Listens to stop signals from now on: the first gives requests in flight `drain` to end, the second nothing. After
 /// SIGTERM alone the server goes on accepting for `unready_for`, so that load balancers can leave it first.
-pub(crate) fn signals(signals: StopSignals, drain: Duration, unready_for: Duration) -> Result<Signals> {
-    let mut signals = Listening::new(signals)?;
+pub(crate) fn listen_for_stop(source: StopSource, drain: Duration, unready_for: Duration) -> Result<Signals> {
+    let mut signals = StopListener::new(source)?;
     let (stop, stopped) = watch::channel(None);
     let (leave, is_leaving) = watch::channel(false);
     tokio::spawn(async move {
@@ -138,8 +138,8 @@ pub(crate) fn signals(signals: StopSignals, drain: Duration, unready_for: Durati
 }
 
 /// The signals of a server that no load balancer stands before.
-pub(crate) fn stop_signals(from: StopSignals, drain: Duration) -> Result<Stop> {
-    Ok(signals(from, drain, Duration::ZERO)?.stop)
+pub(crate) fn stop_signals(source: StopSource, drain: Duration) -> Result<Stop> {
+    Ok(listen_for_stop(source, drain, Duration::ZERO)?.stop)
 }
 
 /// Waits until everything has to be over.

@@ -52,7 +52,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub use crate::http::{StopSignal, StopSignals};
+pub use crate::http::{StopSignal, StopSource};
 
 /// A data-plane appliance for LLM inference clusters.
 #[derive(Parser)]
@@ -246,27 +246,28 @@ impl Role {
 
 /// Runs a command line, the program's name first, to its end. A command line with mistakes, `--help` and `--version` end the process.
 pub fn run<A: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = A>) -> ExitCode {
-    run_until(arguments, StopSignals::Process)
+    run_with_stop_source(arguments, StopSource::Process)
 }
 
-/// The same; a gateway, a worker, a store or a control service is told to stop by these signals.
-pub fn run_until<A: Into<OsString> + Clone>(
+/// Runs a command line as [`run`] does. A gateway, a worker, a store and a control service take their stop signals from this
+/// source; other commands have no use for it.
+pub fn run_with_stop_source<A: Into<OsString> + Clone>(
     arguments: impl IntoIterator<Item = A>,
-    stop_signals: StopSignals,
+    stop_source: StopSource,
 ) -> ExitCode {
     let outcome = match Cli::parse_from(arguments).command {
         Command::Serve { common, listen } => serve::run(&common, listen),
         Command::Gateway { common, listen, aside, workers, pods } => {
-            gateway_role::run(&common, listen, aside, &workers, &pods, stop_signals)
+            gateway_role::run(&common, listen, aside, &workers, &pods, stop_source)
         }
         Command::Worker { common, role, listen, threads, instance } => {
-            worker_role::run(&common, role, listen, threads, instance.as_deref(), stop_signals)
+            worker_role::run(&common, role, listen, threads, instance.as_deref(), stop_source)
         }
-        Command::Control(args) => control_role::run(&args, stop_signals),
+        Command::Control(args) => control_role::run(&args, stop_source),
         Command::Plan { command } => plan_command::run(&command),
         Command::Profile(args) => profile_command::run(&args),
         Command::Deploy { command } => deploy_command::run(&command),
-        Command::Store { common, listen } => store_role::run(&common, listen, stop_signals),
+        Command::Store { common, listen } => store_role::run(&common, listen, stop_source),
         Command::Key { command } => key_command::run(&command),
         Command::Top(args) => top_command::execute(&args),
         Command::Workers(args) => workers_command::workers(&args),

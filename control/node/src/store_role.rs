@@ -26,7 +26,7 @@ use router_tls::PlainListener;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::block_feed::BlockFeed;
-use crate::http::StopSignals;
+use crate::http::StopSource;
 use crate::store_values::StoredValues;
 use crate::tiers::{self, Blocks, TierCounters};
 use crate::{Common, compose, exposure, http, process, rails, worker_role};
@@ -34,11 +34,7 @@ use crate::{Common, compose, exposure, http, process, rails, worker_role};
 /// Blocks that hold values have no tokens; a plan is never asked for.
 const TOKENS: u32 = 1;
 
-pub(crate) fn run(
-    common: &Common,
-    listen: Option<SocketAddr>,
-    stop_signals: StopSignals,
-) -> Result<ExitCode> {
+pub(crate) fn run(common: &Common, listen: Option<SocketAddr>, stop_source: StopSource) -> Result<ExitCode> {
     let mut settings = process::start(common)?;
     settings.store.http = listen.unwrap_or(settings.store.http);
     let has_secret = dataplane_rails::shared_key(&settings.transfer.secret_file)?.is_secret();
@@ -46,7 +42,7 @@ pub(crate) fn run(
         tracing::warn!("{said}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(keep(&settings, stop_signals))?;
+    runtime.block_on(keep(&settings, stop_source))?;
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
@@ -67,12 +63,12 @@ struct Pool {
     feed: Arc<BlockFeed>,
 }
 
-async fn keep(settings: &Settings, stop_signals: StopSignals) -> Result<()> {
+async fn keep(settings: &Settings, stop_source: StopSource) -> Result<()> {
     let mut running = Running::default();
     if settings.store.pool.0 > 0 {
         running.pool = Some(pool(settings)?);
     }
-    let stop = http::stop_signals(stop_signals, settings.serve.drain)?;
+    let stop = http::stop_signals(stop_source, settings.serve.drain)?;
     let mut serving = None;
     if !settings.store.resp.is_empty() {
         let (server, store, counters) = values(settings).await?;

@@ -17,7 +17,7 @@ use tools_engine::server::{WorkerState, router};
 use tools_engine::{Engine, EventPublisher, KvPool, Services};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::http::StopSignals;
+use crate::http::StopSource;
 use crate::rails;
 use crate::tiers::{self, Blocks, Opened, TierCounters};
 use crate::{Common, Role, compose, exposure, http, process, secret, tls};
@@ -28,14 +28,14 @@ pub(crate) fn run(
     listen: Option<SocketAddr>,
     threads: Option<usize>,
     instance: Option<&str>,
-    stop_signals: StopSignals,
+    stop_source: StopSource,
 ) -> Result<ExitCode> {
     let settings = process::start(common)?;
     let threads = threads.unwrap_or(settings.engine.threads as usize);
     let threads = if threads == 0 { process::available_cores() } else { threads };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let listen = listen.unwrap_or(settings.worker.listen);
-    runtime.block_on(work(&settings, common.supervised, role, listen, threads, instance, stop_signals))?;
+    runtime.block_on(work(&settings, common.supervised, role, listen, threads, instance, stop_source))?;
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
@@ -47,7 +47,7 @@ async fn work(
     listen: SocketAddr,
     threads: usize,
     instance: Option<&str>,
-    stop_signals: StopSignals,
+    stop_source: StopSource,
 ) -> Result<()> {
     let key = secret::of_worker(settings, is_supervised)?;
     let has_secret = dataplane_rails::shared_key(&settings.transfer.secret_file)?.is_secret();
@@ -132,7 +132,7 @@ async fn work(
             rail_metrics(out, &rail_counters);
         }),
     };
-    let stop = http::stop_signals(stop_signals, settings.serve.drain)?;
+    let stop = http::stop_signals(stop_source, settings.serve.drain)?;
     match tls {
         None => http::serve(PlainListener::new(listener), router(state), stop).await,
         Some(tls) => {

@@ -1,11 +1,11 @@
-//! What clients ask for and what comes back, by surface of the API: each is brought to one form, which is compared with the
-//! reference.
+//! Requests and answers of each surface of the API. Answers are brought to one form and compared with the reference.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::catalog::Exchange;
 use crate::client::Outcome;
+use crate::model::MODEL_NAME;
 
 /// A surface of the API.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,31 +33,33 @@ impl Surface {
     pub(crate) fn body(self, exchange: &Exchange, streams: bool) -> Value {
         let (messages, most) = (&exchange.messages, exchange.tokens_max);
         match self {
-            Self::Chat => {
+            Self::Chat | Self::Messages => {
                 let mut body = json!({
-                    "model": "tiny", "messages": messages, "max_tokens": most, "stream": streams, "temperature": 0,
+                    "model": MODEL_NAME, "messages": messages, "max_tokens": most, "stream": streams, "temperature": 0,
                 });
-                if streams {
+                if streams && self == Self::Chat {
                     body["stream_options"] = json!({"include_usage": true});
                 }
                 body
             }
-            Self::Messages => json!({
-                "model": "tiny", "messages": messages, "max_tokens": most, "stream": streams, "temperature": 0,
-            }),
             Self::Responses => json!({
-                "model": "tiny", "input": messages, "max_output_tokens": most, "stream": streams, "temperature": 0,
+                "model": MODEL_NAME, "input": messages, "max_output_tokens": most, "stream": streams, "temperature": 0,
                 "store": false,
             }),
         }
     }
 }
 
-/// Whether a text is an error in the form that clients of a surface expect. Engines' own errors are passed on as they are, and
-/// some kinds of engine have the message at the top.
-pub(crate) fn is_error(content: &[u8]) -> bool {
-    serde_json::from_slice::<Value>(content)
-        .is_ok_and(|message| message["error"]["message"].is_string() || message["message"].is_string())
+/// Whether a body is an error as clients of a surface expect it. Engines' own errors are passed on as they are, and some kinds
+/// of engine have the message at the top.
+pub(crate) fn is_error(surface: Surface, content: &[u8]) -> bool {
+    let Ok(body) = serde_json::from_slice::<Value>(content) else { return false };
+    match surface {
+        Surface::Messages => body["type"] == "error" && body["error"]["message"].is_string(),
+        Surface::Chat | Surface::Responses => {
+            body["error"]["message"].is_string() || body["message"].is_string()
+        }
+    }
 }
 
 /// An answer, or as much of it as has come.
@@ -162,7 +164,7 @@ impl Answer {
         let (Some(mut prompt), Some(completion)) = (prompt, completion) else { return };
         let anthropic =
             ["cache_read_input_tokens", "cache_creation_input_tokens"].map(|name| usage[name].as_u64());
-        // There the prompt is what was not cached.
+        // Anthropic's `input_tokens` excludes cached tokens.
         prompt += anthropic.iter().flatten().sum::<u64>();
         self.usage = Some((prompt, completion));
         self.cached = anthropic[0]
@@ -218,7 +220,7 @@ impl Answer {
             .then(|| format!("an answer begins with {:?} for {:?}", self.text, exchange.answer))
     }
 
-    /// What an answer is that has come to its end, as HTTP sees it.
+    /// Outcome of an answer whose HTTP body is complete.
     pub(crate) fn judge(&self, exchange: &Exchange) -> Outcome {
         if let Some(other) = self.other_beginning(exchange) {
             return Outcome::Wrong(other);

@@ -12,6 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tools_mocker::{Mock, MockConfig};
 
+use crate::model::MODEL_NAME;
+
 /// Conversations that clients have.
 pub(crate) const CONVERSATIONS: usize = 16;
 /// Turns of each.
@@ -78,7 +80,7 @@ async fn start_worker() -> Result<SocketAddr> {
     std::fs::write(
         "reference.toml",
         format!(
-            "[engine]\nmodel_name = \"tiny\"\nmodel_folder = \"{MODEL}\"\nthreads = 1\n[worker]\nlisten = \"{address}\"\n\
+            "[engine]\nmodel_name = \"{MODEL_NAME}\"\nmodel_folder = \"{MODEL}\"\nthreads = 1\n[worker]\nlisten = \"{address}\"\n\
              events = \"127.0.0.1:0\"\nreplay = \"127.0.0.1:0\"\n[host_tier]\ncapacity = \"0 B\"\n\
              [transfer]\ntransport = \"tcp\"\nhuge_pages = false\n"
         ),
@@ -120,7 +122,7 @@ async fn ask(
     messages: &Value,
     tokens_max: usize,
 ) -> Result<Exchange> {
-    let body = json!({"model": "tiny", "messages": messages, "max_tokens": tokens_max, "temperature": 0})
+    let body = json!({"model": MODEL_NAME, "messages": messages, "max_tokens": tokens_max, "temperature": 0})
         .to_string();
     let mut stream = TcpStream::connect(address).await?;
     let head = format!(

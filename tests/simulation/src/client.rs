@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 use crate::answers::{Answer, Surface, is_error};
 use crate::catalog::Exchange;
 use crate::kernel::{self, Nanos};
+use crate::model::MODEL_NAME;
 
 /// How a client behaves.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +38,7 @@ pub(crate) enum Outcome {
     Cut,
     /// The client went away.
     Left,
-    /// The client has heard nothing for as long as clients wait.
+    /// The exchange had not ended after as long as clients wait.
     GaveUp,
     /// Something that must never be.
     Wrong(String),
@@ -171,7 +172,7 @@ fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: 
         return judge_part(bytes, exchange, behaviour, Outcome::Cut);
     }
     if status != 200 {
-        return match is_error(&content) {
+        return match is_error(behaviour.surface, &content) {
             true => Outcome::Refused(status),
             false => Outcome::Wrong(format!(
                 "status {status} without an error: {}",
@@ -189,7 +190,7 @@ fn judge(bytes: &[u8], exchange: &Exchange, behaviour: ClientBehaviour, cached: 
 
 /// Sends a request of its own to an engine, whatever comes of it.
 pub(crate) async fn nudge(address: SocketAddr, text: &str) {
-    let body = json!({"model": "tiny", "prompt": text, "max_tokens": 1}).to_string();
+    let body = json!({"model": MODEL_NAME, "prompt": text, "max_tokens": 1}).to_string();
     let request = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: engine\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",

@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use tests_apiserver::ApiServer;
 use tools_mocker::Mock;
 
+use crate::bounds::Watched;
 use crate::deployment::Deployment;
 use crate::kernel::{
     self, Cut, DiskFaults, HostId, LinkFaults, MICROSECOND, MILLISECOND, Nanos, ProcessId, SECOND,
@@ -18,7 +19,7 @@ use crate::nodes::{
 };
 use crate::plan::{EngineKind, EnginePlan, Link, Node, Plan, Role, Tiers};
 
-/// A gateway, an engine or a store, and the process that is it now.
+/// A node and the process that runs it now.
 struct Member {
     host: HostId,
     process: ProcessId,
@@ -48,7 +49,7 @@ impl Member {
         kernel::is_alive(self.process)
     }
 
-    fn started(&mut self, started: Started) {
+    fn adopt(&mut self, started: Started) {
         self.process = started.process;
         self.is_frozen = false;
         self.termination = None;
@@ -65,7 +66,7 @@ struct Gateway {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Listed {
+pub(crate) enum Listed {
     In,
     Draining,
     Out,
@@ -99,11 +100,13 @@ pub(crate) struct Cluster {
 /// What has happened to the processes of a cluster.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ClusterCounts {
-    /// Ended by themselves when they were told to stop, and were killed since they had not.
+    /// Processes that ended before their time to drain was over.
     pub(crate) drained: u64,
+    /// Processes that were killed because they had not.
     pub(crate) killed_draining: u64,
-    /// Pods that control services had made and had taken away.
+    /// Pods that were made since control services wanted more.
     pub(crate) scaled_up: u64,
+    /// Pods that went since they wanted fewer.
     pub(crate) scaled_down: u64,
 }
 
@@ -143,7 +146,7 @@ impl Cluster {
         for number in 0..plan.tiers.stores {
             let mut member = Member::new(kernel::add_host(&format!("store{number}")));
             nodes::write_store_config(member.host, number)?;
-            member.started(nodes::start_store(member.host, number));
+            member.adopt(nodes::start_store(member.host, number));
             cluster.stores.push(member);
         }
         let stores: Vec<HostId> = cluster.stores.iter().map(|store| store.host).collect();
@@ -185,7 +188,7 @@ impl Cluster {
                 finds_pods: plan.controls > 0,
             };
             nodes::write_gateway_config(number, &peers, &options)?;
-            cluster.gateways[number].member.started(nodes::start_gateway(*host, number));
+            cluster.gateways[number].member.adopt(nodes::start_gateway(*host, number));
         }
         Ok(cluster)
     }
@@ -198,7 +201,7 @@ impl Cluster {
         self.deployment = Some(Deployment::new(Arc::clone(&server), plan.replicas, addresses.collect()));
         let mut api = Member::new(kernel::add_host("api"));
         nodes::write_kubeconfig(api.host)?;
-        api.started(nodes::start_api_server(api.host, &server));
+        api.adopt(nodes::start_api_server(api.host, &server));
         self.api = Some(api);
         self.reconcile()?;
         for number in 0..plan.controls {
@@ -210,7 +213,7 @@ impl Cluster {
                 gateways,
                 plan.engines.len(),
             )?;
-            member.started(nodes::start_control(member.host, number));
+            member.adopt(nodes::start_control(member.host, number));
             self.controls.push(member);
         }
         Ok(())
@@ -249,7 +252,7 @@ impl Cluster {
     /// Engines that gateways are to know: all, or those that are pods.
     pub(crate) fn wanted_engines(&self) -> Vec<usize> {
         let is_wanted =
-            |engine: &usize| self.deployment.as_ref().is_none_or(|deployment| deployment.has(*engine));
+            |engine: &usize| self.deployment.as_ref().is_none_or(|deployment| deployment.is_staying(*engine));
         (0..self.engines.len()).filter(is_wanted).collect()
     }
 
@@ -258,10 +261,10 @@ impl Cluster {
         self.deployment.is_some()
     }
 
-    /// Engines that are there or on their way out, and how many there are to be.
+    /// How many engines run, leaving ones included, and how many are wanted, where control services decide that.
     pub(crate) fn scale(&self) -> Result<Option<(usize, u64)>> {
         let Some(deployment) = &self.deployment else { return Ok(None) };
-        let runs = (0..self.engines.len()).filter(|engine| deployment.runs(*engine)).count();
+        let runs = (0..self.engines.len()).filter(|engine| deployment.is_pod(*engine)).count();
         Ok(Some((runs, deployment.replicas()?)))
     }
 
@@ -272,7 +275,7 @@ impl Cluster {
 
     fn start_engine(&mut self, number: usize) {
         let Engine { member, plan, mock, is_other_model } = &mut self.engines[number];
-        member.started(nodes::start_engine(member.host, number, plan, *is_other_model, Arc::clone(mock)));
+        member.adopt(nodes::start_engine(member.host, number, plan, *is_other_model, Arc::clone(mock)));
     }
 
     /// Writes a gateway's list of workers.
@@ -312,11 +315,11 @@ impl Cluster {
         SocketAddr::from((kernel::host_address(host), ADMIN_PORT))
     }
 
-    pub(crate) fn gateways(&self) -> usize {
+    pub(crate) fn gateway_count(&self) -> usize {
         self.gateways.len()
     }
 
-    pub(crate) fn engines(&self) -> usize {
+    pub(crate) fn engine_count(&self) -> usize {
         self.engines.len()
     }
 
@@ -334,6 +337,18 @@ impl Cluster {
 
     pub(crate) fn mock(&self, number: usize) -> Option<Arc<Mock>> {
         self.engines[number].mock.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Everything whose levels can be looked at.
+    pub(crate) fn watched(&self, requests_max: u32) -> Watched {
+        let workers = if self.is_reference { 0..self.engines.len() } else { 0..0 };
+        Watched {
+            gateways: (0..self.gateways.len() as u8).map(|number| self.admin_address(number)).collect(),
+            workers: workers.map(|number| self.engine_address(number)).collect(),
+            stores: (0..self.stores.len()).map(|number| self.store_address(number)).collect(),
+            key: self.administrators_key(),
+            requests_max,
+        }
     }
 
     /// The key of a tenant, where clients need one.
@@ -358,7 +373,7 @@ impl Cluster {
         self.is_reference
     }
 
-    pub(crate) fn stores(&self) -> usize {
+    pub(crate) fn store_count(&self) -> usize {
         self.stores.len()
     }
 
@@ -493,25 +508,25 @@ impl Cluster {
             Node::Client => {}
             Node::Gateway(number) => {
                 let member = &mut self.gateways[usize::from(number)].member;
-                member.started(nodes::start_gateway(member.host, usize::from(number)));
+                member.adopt(nodes::start_gateway(member.host, usize::from(number)));
             }
             Node::Engine(number) => {
                 let number = usize::from(number);
-                match self.deployment.as_ref().is_none_or(|deployment| deployment.runs(number)) {
+                match self.deployment.as_ref().is_none_or(|deployment| deployment.is_pod(number)) {
                     true => self.start_engine(number),
-                    // Its pod is gone, and the next one starts it.
+                    // The pod was removed; the next pod in this place starts the engine.
                     false => self.engines[number].member.termination = None,
                 }
             }
             Node::Store(number) => {
                 let member = &mut self.stores[usize::from(number)];
-                member.started(nodes::start_store(member.host, number));
+                member.adopt(nodes::start_store(member.host, number));
             }
             Node::Control(number) => {
                 let member = &mut self.controls[usize::from(number)];
-                member.started(nodes::start_control(member.host, number));
+                member.adopt(nodes::start_control(member.host, number));
             }
-            // It is never stopped.
+            // The API server is frozen or cut off, never stopped.
             Node::Api => {}
         }
     }
@@ -546,13 +561,8 @@ impl Cluster {
         kernel::jump_clock(self.host(node), millis * MILLISECOND as i64);
     }
 
-    /// Takes an engine from the lists of workers, lets it drain, or puts it back.
-    pub(crate) fn list(&mut self, engine: u8, is_in: bool, drains: bool) -> Result<()> {
-        let state = match (is_in, drains) {
-            (true, _) => Listed::In,
-            (false, true) => Listed::Draining,
-            (false, false) => Listed::Out,
-        };
+    /// Says of an engine in all lists of workers that it is there, drains, or is gone.
+    pub(crate) fn set_listed(&mut self, engine: u8, state: Listed) -> Result<()> {
         for number in 0..self.gateways.len() {
             if self.gateways[number].lists[usize::from(engine)] != state {
                 self.gateways[number].lists[usize::from(engine)] = state;
@@ -588,7 +598,7 @@ impl Cluster {
             if let Some(mock) = self.mock(number) {
                 mock.heal();
             }
-            self.list(number as u8, true, false)?;
+            self.set_listed(number as u8, Listed::In)?;
         }
         Ok(())
     }

@@ -8,16 +8,18 @@ use tests_apiserver::ApiServer;
 
 use crate::kernel::{Nanos, SECOND};
 
-/// Namespace and label of the pods, and the Deployment's name.
+/// Namespace of everything.
 pub(crate) const NAMESPACE: &str = "llm";
-pub(crate) const LABEL: &str = "app=vllm";
+/// Name of the Deployment; those of its pods begin with it.
 pub(crate) const NAME: &str = "decode";
+/// Label `app` of the pods.
+pub(crate) const APP: &str = "vllm";
 
 /// How long a pod is kept at least after its deletion was asked for, so that gateways hear of it first.
 const LEAVES_AFTER: Nanos = 2 * SECOND;
-/// How long it may take for the requests that it has.
+/// A pod that still has requests is removed this long after its deletion was asked for.
 const GRACE: Nanos = 30 * SECOND;
-/// Of all that is told with a date; no decision depends on it.
+/// Every timestamp of an object; no decision depends on it.
 const DATE: &str = "2026-01-01T00:00:00Z";
 
 /// A pod, which is the engine of the same number.
@@ -28,7 +30,7 @@ struct Pod {
     leaving_since: Option<Nanos>,
 }
 
-/// What has to be done with engines.
+/// Engines to start and to stop.
 #[derive(Debug, Default)]
 pub(crate) struct Orders {
     pub(crate) start: Vec<usize>,
@@ -40,9 +42,9 @@ pub(crate) struct Deployment {
     /// By the number of the engine.
     pods: Vec<Option<Pod>>,
     addresses: Vec<String>,
-    made: usize,
-    /// Pods that there may be.
-    bounds: (u64, u64),
+    pods_created: usize,
+    /// Fewest and most pods that there may be.
+    replicas_min_max: (u64, u64),
 }
 
 impl Deployment {
@@ -50,12 +52,12 @@ impl Deployment {
     pub(crate) fn new(server: Arc<ApiServer>, replicas: u8, addresses: Vec<String>) -> Self {
         let object = json!({
             "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": NAMESPACE, "name": NAME, "uid": NAME},
-            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": "vllm"}}},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": APP}}},
             "status": {"replicas": replicas},
         });
         server.change(|store| store.put("deployments", object));
-        let bounds = (1, addresses.len() as u64);
-        Self { server, pods: vec![None; addresses.len()], addresses, made: 0, bounds }
+        let replicas_min_max = (1, addresses.len() as u64);
+        Self { server, pods: vec![None; addresses.len()], addresses, pods_created: 0, replicas_min_max }
     }
 
     pub(crate) fn server(&self) -> Arc<ApiServer> {
@@ -63,12 +65,12 @@ impl Deployment {
     }
 
     /// Whether the engine is a pod that is not about to go.
-    pub(crate) fn has(&self, engine: usize) -> bool {
+    pub(crate) fn is_staying(&self, engine: usize) -> bool {
         self.pods[engine].as_ref().is_some_and(|pod| pod.leaving_since.is_none())
     }
 
     /// Whether the engine is a pod.
-    pub(crate) fn runs(&self, engine: usize) -> bool {
+    pub(crate) fn is_pod(&self, engine: usize) -> bool {
         self.pods[engine].is_some()
     }
 
@@ -80,50 +82,61 @@ impl Deployment {
         })
     }
 
-    /// Goes one step towards what the Deployment says. `is_idle` tells whether an engine has no request.
+    /// Goes one step towards what the Deployment says; an error when that is out of its bounds. `is_idle` tells whether an engine
+    /// has no request.
     pub(crate) fn reconcile(&mut self, now: Nanos, is_idle: impl Fn(usize) -> bool) -> Result<Orders> {
         let replicas = self.replicas()?;
-        let (fewest, most) = self.bounds;
+        let (fewest, most) = self.replicas_min_max;
         ensure!(
             (fewest..=most).contains(&replicas),
             "{replicas} engines were asked for, and {fewest} to {most} are allowed"
         );
-        let mut orders = Orders::default();
-        let staying = (0..self.pods.len()).filter(|engine| self.has(*engine)).count();
-        let places = (0..self.pods.len()).filter(|engine| !self.runs(*engine));
-        for engine in places.take((replicas as usize).saturating_sub(staying)).collect::<Vec<_>>() {
-            self.create(engine);
-            orders.start.push(engine);
+        let staying = (0..self.pods.len()).filter(|engine| self.is_staying(*engine)).count();
+        let start = self.create_missing((replicas as usize).saturating_sub(staying));
+        self.mark_surplus(staying.saturating_sub(replicas as usize), now);
+        Ok(Orders { start, stop: self.remove_drained(now, is_idle) })
+    }
+
+    fn create_missing(&mut self, count: usize) -> Vec<usize> {
+        let places = (0..self.pods.len()).filter(|engine| !self.is_pod(*engine)).take(count);
+        let places: Vec<usize> = places.collect();
+        places.iter().for_each(|engine| self.create(*engine));
+        places
+    }
+
+    /// Asks for the deletion of the youngest, as a ReplicaSet chooses among equals.
+    fn mark_surplus(&mut self, count: usize, now: Nanos) {
+        for _ in 0..count {
+            let youngest = (0..self.pods.len()).rev().find(|engine| self.is_staying(*engine));
+            let Some(pod) = youngest.and_then(|engine| self.pods[engine].as_mut()) else { return };
+            pod.leaving_since = Some(now);
+            let name = pod.name.clone();
+            self.server.change(|store| {
+                if let Some(mut pod) = store.get("pods", NAMESPACE, &name).cloned() {
+                    pod["metadata"]["deletionTimestamp"] = json!(DATE);
+                    store.put("pods", pod);
+                }
+            });
         }
-        for _ in replicas as usize..staying {
-            // The youngest, as a ReplicaSet chooses among equals.
-            let youngest = (0..self.pods.len()).rev().find(|engine| self.has(*engine));
-            if let Some(pod) = youngest.and_then(|engine| self.pods[engine].as_mut()) {
-                pod.leaving_since = Some(now);
-                let name = pod.name.clone();
-                self.server.change(|store| {
-                    if let Some(mut pod) = store.get("pods", NAMESPACE, &name).cloned() {
-                        pod["metadata"]["deletionTimestamp"] = json!(DATE);
-                        store.put("pods", pod);
-                    }
-                });
-            }
-        }
+    }
+
+    fn remove_drained(&mut self, now: Nanos, is_idle: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut removed = Vec::new();
         for engine in 0..self.pods.len() {
             let since = self.pods[engine].as_ref().and_then(|pod| pod.leaving_since);
             let is_over = since
                 .is_some_and(|since| now >= since + LEAVES_AFTER && is_idle(engine) || now >= since + GRACE);
             if is_over && let Some(pod) = self.pods[engine].take() {
                 self.server.change(|store| store.delete("pods", NAMESPACE, &pod.name));
-                orders.stop.push(engine);
+                removed.push(engine);
             }
         }
-        Ok(orders)
+        removed
     }
 
     fn create(&mut self, engine: usize) {
-        self.made += 1;
-        let name = format!("{NAME}-{}", self.made);
+        self.pods_created += 1;
+        let name = format!("{NAME}-{}", self.pods_created);
         let pod = pod(&name, &self.addresses[engine]);
         self.server.change(|store| store.put("pods", pod));
         self.pods[engine] = Some(Pod { name, leaving_since: None });
@@ -133,7 +146,7 @@ impl Deployment {
 fn pod(name: &str, address: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"namespace": NAMESPACE, "name": name, "uid": name, "labels": {"app": "vllm"}, "creationTimestamp": DATE},
+        "metadata": {"namespace": NAMESPACE, "name": name, "uid": name, "labels": {"app": APP}, "creationTimestamp": DATE},
         "status": {"phase": "Running", "podIP": address, "conditions": [
             {"type": "Ready", "status": "True", "lastTransitionTime": DATE}]},
     })

@@ -1,4 +1,7 @@
-//! What the faults of a plan explain: how an exchange may have ended, and what an engine can have had in its cache.
+//! Ends of exchanges and cached tokens that a plan's faults explain.
+//!
+//! A fault explains an end wherever and whenever it is in the plan; only being told to stop is compared with the times of the
+//! exchange.
 
 use crate::catalog::Exchange;
 use crate::client::{Ended, Outcome};
@@ -6,7 +9,7 @@ use crate::kernel::{MILLISECOND, Nanos};
 use crate::nodes::DRAIN;
 use crate::plan::{Action, Node, Plan, Step};
 
-/// A connection that is made so long before its gateway is told to stop has been accepted then, in milliseconds.
+/// A connection made this long before its gateway is told to stop counts as accepted, in milliseconds.
 const ACCEPTED_WITHIN: u64 = 1_000;
 
 pub(crate) struct Excuses {
@@ -57,27 +60,27 @@ impl Excuses {
                     joins(a, b)
                 }
                 // What is there when it is told to stop ends as if nothing had happened, within the time for it.
-                Action::Terminate { node, back_after } => {
-                    let drains_for = (*back_after).min(DRAIN.as_millis() as u64);
+                Action::Terminate { node, kill_after } => {
+                    let drains_for = (*kill_after).min(DRAIN.as_millis() as u64);
                     let was_late = *at + ACCEPTED_WITHIN > step.at;
                     *node == gateway
                         && (was_late || ended.at >= self.began + (step.at + drains_for) * MILLISECOND)
                 }
                 _ => false,
             }),
-            // The gateway of an earlier request is gone, and its client is not told.
+            // The gateway's machine lost power, or the connection was forgotten: the client gets no reset.
             Outcome::GaveUp => self.any(|action| match action {
                 Action::Kill { node, silently, .. } => *silently && *node == gateway,
                 Action::Cut { a, b, silently } => *silently && joins(a, b),
                 _ => false,
             }),
-            // The engine's own words.
+            // The mock engine's injected error, passed on.
             Outcome::Refused(500) => self.any(|action| match action {
                 Action::Misbehave { kind, .. } => kind == "error",
                 _ => false,
             }),
-            Outcome::Refused(status) => matches!(status, 429 | 502..=504) && self.any(Action::is_fault),
-            Outcome::Broken => self.any(Action::is_fault),
+            Outcome::Refused(status) => matches!(status, 429 | 502..=504) && self.any(Action::fails_requests),
+            Outcome::Broken => self.any(Action::fails_requests),
         }
     }
 

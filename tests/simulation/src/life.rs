@@ -12,9 +12,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tools_mocker::Fault;
 
 use crate::answers::Surface;
+use crate::bounds::Finding;
 use crate::catalog::{Catalog, Exchange};
 use crate::client::{self, ClientBehaviour, Ended, Outcome, ask};
-use crate::cluster::{Cluster, faults_of};
+use crate::cluster::{Cluster, Listed, faults_of};
 use crate::excuses::Excuses;
 use crate::kernel::{self, DiskFaults, HostId, KernelConfig, LinkFaults, report};
 use crate::plan::{Action, Plan};
@@ -27,6 +28,8 @@ const ENDS_WITHIN: Duration = Duration::from_secs(600);
 
 /// Within this a fleet without requests has no more engines than it must.
 const SCALES_WITHIN: Duration = Duration::from_secs(240);
+/// One run in so many has its levels looked at all along.
+const WATCHES_ONE_SEED_IN: u64 = 4;
 /// How often the supervisor of processes looks whether one has ended.
 const LOOKS_EVERY: Duration = Duration::from_millis(250);
 
@@ -51,6 +54,8 @@ struct Life {
     /// Numbers of steps that ask, and how they ended.
     asked: JoinSet<(usize, Ended)>,
     excuses: Excuses,
+    /// A level that was out of bounds.
+    finding: Finding,
     tells: bool,
 }
 
@@ -90,10 +95,16 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
             ends: BTreeMap::new(),
             asked: JoinSet::new(),
             excuses: Excuses::new(plan, 0),
+            finding: Finding::default(),
             tells,
         };
         life.await_ready().await?;
         life.excuses = Excuses::new(plan, kernel::now());
+        // Looking makes connections and takes time of all nodes, so that most runs go without.
+        if plan.seed.is_multiple_of(WATCHES_ONE_SEED_IN) {
+            let watched = life.cluster.watched(plan.requests_max);
+            tokio::task::spawn_local(watched.watch(Rc::clone(&life.finding)));
+        }
         life.go_through(plan).await?;
         life.tell("everything is healed");
         life.cluster.heal()?;
@@ -109,6 +120,7 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
         observer.await_rest().await?;
         life.tell("at rest");
         life.final_questions().await?;
+        life.check_bounds()?;
         let worked = Observer { cluster: &life.cluster }.worked().await;
         Ok((life.ends, worked))
     })
@@ -124,7 +136,7 @@ impl Life {
     async fn await_ready(&mut self) -> Result<()> {
         let mut last = None;
         let ready = async {
-            for gateway in 0..self.cluster.gateways() as u8 {
+            for gateway in 0..self.cluster.gateway_count() as u8 {
                 let address = self.cluster.admin_address(gateway);
                 loop {
                     let status =
@@ -161,7 +173,7 @@ impl Life {
             }
         }
         steps.sort_by_key(|(at, number, _)| (*at, *number));
-        for (at, number, action) in steps {
+        for (at, number, edge) in steps {
             let due = began + Duration::from_millis(at);
             while self.cluster.needs_supervision() && Instant::now() + LOOKS_EVERY < due {
                 sleep(LOOKS_EVERY).await;
@@ -170,9 +182,9 @@ impl Life {
             sleep_until(due).await;
             self.cluster.supervise()?;
             kernel::note("step", number as u64, at);
-            match action {
-                Edge::Begin(what) => self.begin(number as u64, &what)?,
-                Edge::End(what) => self.end(&what)?,
+            match edge {
+                Edge::Begin(action) => self.begin(number as u64, &action)?,
+                Edge::End(action) => self.end(&action)?,
             }
             while let Some(ended) = self.asked.try_join_next() {
                 self.take(ended?)?;
@@ -181,11 +193,11 @@ impl Life {
         Ok(())
     }
 
-    fn begin(&mut self, number: u64, what: &Action) -> Result<()> {
-        if !matches!(what, Action::Ask { .. }) {
-            self.tell(&format!("{what:?}"));
+    fn begin(&mut self, number: u64, action: &Action) -> Result<()> {
+        if !matches!(action, Action::Ask { .. }) {
+            self.tell(&format!("{action:?}"));
         }
-        match what {
+        match action {
             Action::Ask { gateway, conversation, turn, streams, leaves_after, pause, tenant, surface } => {
                 let address = self.cluster.gateway_address(*gateway);
                 let catalog = Rc::clone(&self.catalog);
@@ -204,7 +216,7 @@ impl Life {
                 });
             }
             Action::Kill { node, silently, .. } => self.cluster.kill(*node, *silently),
-            Action::Terminate { node, back_after } => self.cluster.terminate(*node, *back_after),
+            Action::Terminate { node, kill_after } => self.cluster.terminate(*node, *kill_after),
             Action::ChangeModel { engine, .. } => self.cluster.change_model(*engine, true),
             Action::Freeze { node, .. } => self.cluster.freeze(*node, true),
             Action::Partition { a, b, .. } => {
@@ -227,14 +239,16 @@ impl Life {
                 self.cluster.set_disk(*node, faults);
             }
             Action::CutWatches => self.cluster.cut_watches(),
-            Action::Leave { engine, drains, .. } => self.cluster.list(*engine, false, *drains)?,
+            Action::Leave { engine, drains, .. } => {
+                self.cluster.set_listed(*engine, if *drains { Listed::Draining } else { Listed::Out })?
+            }
         }
         Ok(())
     }
 
-    fn end(&mut self, what: &Action) -> Result<()> {
-        self.tell(&format!("over: {what:?}"));
-        match what {
+    fn end(&mut self, action: &Action) -> Result<()> {
+        self.tell(&format!("over: {action:?}"));
+        match action {
             Action::Kill { node, .. } => self.cluster.restart(*node),
             Action::Freeze { node, .. } => self.cluster.freeze(*node, false),
             Action::Partition { a, b, .. } | Action::Degrade { a, b, .. } => {
@@ -246,7 +260,7 @@ impl Life {
                 }
             }
             Action::Disk { node, .. } => self.cluster.set_disk(*node, DiskFaults::default()),
-            Action::Leave { engine, .. } => self.cluster.list(*engine, true, false)?,
+            Action::Leave { engine, .. } => self.cluster.set_listed(*engine, Listed::In)?,
             Action::ChangeModel { engine, .. } => self.cluster.change_model(*engine, false),
             Action::Ask { .. }
             | Action::Cut { .. }
@@ -258,6 +272,7 @@ impl Life {
     }
 
     fn take(&mut self, (number, ended): (usize, Ended)) -> Result<()> {
+        self.check_bounds()?;
         let outcome = &ended.outcome;
         self.tell(&format!("request {number}: {outcome:?}, cached {:?}", ended.cached));
         let name = match outcome {
@@ -283,6 +298,13 @@ impl Life {
         };
         *self.ends.entry(name).or_default() += 1;
         Ok(())
+    }
+
+    fn check_bounds(&self) -> Result<()> {
+        match self.finding.borrow().as_ref() {
+            Some(finding) => bail!("{finding}"),
+            None => Ok(()),
+        }
     }
 
     async fn all_end(&mut self) -> Result<()> {
@@ -330,7 +352,7 @@ impl Life {
 
     /// A cluster that was healed serves as one to which nothing has happened.
     async fn final_questions(&mut self) -> Result<()> {
-        for gateway in 0..self.cluster.gateways() as u8 {
+        for gateway in 0..self.cluster.gateway_count() as u8 {
             let address = self.cluster.gateway_address(gateway);
             for (number, streams) in [(0, true), (1, false)] {
                 let exchange = self.catalog[number][0].clone();
@@ -355,8 +377,8 @@ enum Edge {
 }
 
 /// How long something lasts that ends by itself.
-fn lasts(what: &Action) -> Option<u64> {
-    match what {
+fn lasts(action: &Action) -> Option<u64> {
+    match action {
         Action::Kill { back_after: lasts, .. }
         | Action::ChangeModel { lasts, .. }
         | Action::Freeze { lasts, .. }
@@ -365,7 +387,7 @@ fn lasts(what: &Action) -> Option<u64> {
         | Action::Misbehave { lasts, .. }
         | Action::Disk { lasts, .. }
         | Action::Leave { lasts, .. } => Some(*lasts),
-        // Whoever supervises a process knows when it has ended.
+        // `Cluster::supervise` starts a process again that was told to stop.
         Action::Ask { .. }
         | Action::Cut { .. }
         | Action::CutWatches

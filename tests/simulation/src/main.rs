@@ -1,10 +1,12 @@
 //! The whole system on a simulated kernel: a seed is a cluster's life, and an equal seed is an equal life.
 
 mod answers;
+mod bounds;
 mod catalog;
 mod client;
 mod cluster;
 mod deployment;
+mod draw;
 mod excuses;
 mod kernel;
 mod life;

@@ -1,7 +1,7 @@
 //! The model of a simulated cluster: a transformer of a few thousand weights, and a tokenizer with a token for each byte.
 //!
 //! Text that goes through tokens, back to text and through tokens again is the same tokens, so that an answer that is continued
-//! elsewhere is the reference's. Action an engine says depends on all of its KV cache: one wrong block is another answer.
+//! elsewhere is the reference's. An engine's answer depends on all of its KV cache: one wrong block gives another answer.
 
 use std::path::Path;
 
@@ -17,6 +17,8 @@ const HEADS: usize = 2;
 const HEAD: usize = 16;
 const VOCABULARY: usize = 512;
 const EOS: u64 = 1;
+/// Name by which clients ask for it.
+pub(crate) const MODEL_NAME: &str = "tiny";
 /// Longest sequence.
 pub(crate) const CONTEXT: usize = 2048;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use control_node::{StopSignal, StopSignals};
+use control_node::{StopSignal, StopSource};
 use tests_apiserver::ApiServer;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tools_mocker::{Dialect, LoadFailure, Mock, MockConfig};
@@ -14,7 +14,7 @@ use tools_mocker::{Dialect, LoadFailure, Mock, MockConfig};
 use crate::catalog::{self, MODEL};
 use crate::deployment;
 use crate::kernel::{self, DiskFaults, HostId, ProcessId, report};
-use crate::model;
+use crate::model::{self, MODEL_NAME};
 use crate::plan::{EngineKind, EnginePlan, Role, Tiers};
 
 pub(crate) const GATEWAY_PORT: u16 = 8000;
@@ -33,7 +33,7 @@ pub(crate) const KUBECONFIG: &str = "kubeconfig.json";
 /// How long gateways, workers and stores let requests end that are there when they are told to stop.
 pub(crate) const DRAIN: Duration = Duration::from_secs(60);
 
-/// Keys by tenant, with the SHA-256 of each as the file has it.
+/// Key of each tenant and its SHA-256; the last one is also the administrator's.
 const KEYS: [(&str, &str); 3] = [
     ("kvasir-acme-of-the-simulation", "f67a3cba3ab89ef896dc0710560000903755956ddd3f347375004aa7d3181ccc"),
     ("kvasir-globex-of-the-simulation", "ab896b70bba63b8e259006fe1340d3b15ca230be42cd258a2f9b04156fa70717"),
@@ -43,7 +43,7 @@ const KEYS_FILE: &str = "keys.toml";
 
 /// The key of a tenant.
 pub(crate) fn key(tenant: u8) -> &'static str {
-    KEYS[usize::from(tenant) % KEYS.len()].0
+    KEYS[usize::from(tenant)].0
 }
 
 /// The last key is that of an administrator.
@@ -69,10 +69,10 @@ pub(crate) struct StopHandle {
 }
 
 impl StopHandle {
-    fn new() -> (Self, StopSignals, Arc<AtomicBool>) {
+    fn new() -> (Self, StopSource, Arc<AtomicBool>) {
         let (signals, received) = mpsc::unbounded_channel();
         let is_told = Arc::new(AtomicBool::new(false));
-        (Self { signals, is_told: Arc::clone(&is_told) }, StopSignals::Channel(received), is_told)
+        (Self { signals, is_told: Arc::clone(&is_told) }, StopSource::Channel(received), is_told)
     }
 
     pub(crate) fn terminate(&self) {
@@ -106,13 +106,13 @@ pub(crate) fn write_gateway_config(number: usize, peers: &[HostId], options: &Ga
     let discovery = match options.finds_pods {
         false => format!("file = \"gateway{number}.workers.toml\""),
         true => format!(
-            "selector = \"{}\"\nnamespace = \"{}\"\nport = {ENGINE_PORT}",
-            deployment::LABEL,
+            "selector = \"app={}\"\nnamespace = \"{}\"\nport = {ENGINE_PORT}",
+            deployment::APP,
             deployment::NAMESPACE
         ),
     };
     let config = format!(
-        "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"tiny\"\n\
+        "[gateway]\nlisten = \"0.0.0.0:{GATEWAY_PORT}\"\nadmin_listen = \"0.0.0.0:{ADMIN_PORT}\"\nthreads = 1\ncompute_threads = 1\nmodel = \"{MODEL_NAME}\"\n\
          model_folder = \"{MODEL}\"\n\
          health_interval = \"1s\"\nhealth_timeout = \"1s\"\nstall = \"5s\"\nanswer_within = \"20s\"\n\
          worker_wait = \"5s\"\nwrite_timeout = \"10s\"\npeers = [{}]\n\
@@ -133,7 +133,7 @@ fn start_command(host: HostId, name: &str, arguments: [&str; 3]) -> Started {
     let arguments = ["kvasir"].into_iter().chain(arguments).map(str::to_owned);
     let (arguments, its_name) = (arguments.collect::<Vec<String>>(), name.to_owned());
     let process = kernel::start_process(host, name, move || {
-        control_node::run_until(arguments, signals);
+        control_node::run_with_stop_source(arguments, signals);
         if !is_told.load(Ordering::Relaxed) {
             report::fail(&format!("{its_name} has ended by itself"));
         }
@@ -223,7 +223,7 @@ fn start_worker(host: HostId, number: usize, role: Role) -> Started {
     let process = kernel::start_process(host, &format!("engine{number}"), move || {
         let config = format!("worker{number}.toml");
         let arguments = || ["kvasir", "worker", "--role", role, "--config", &config];
-        control_node::run_until(arguments(), signals);
+        control_node::run_with_stop_source(arguments(), signals);
         while !is_told.load(Ordering::Relaxed) {
             if kernel::disk_of(host) == DiskFaults::default() {
                 report::fail(&format!("worker {number} has ended by itself"));
@@ -266,7 +266,7 @@ pub(crate) fn write_worker_config(
     let disk = if tiers.host_kib == 0 { 0 } else { tiers.disk_kib };
     let context = model::CONTEXT.min((plan.blocks - 2) * 16);
     let config = format!(
-        "[engine]\nmodel_name = \"tiny\"\nmodel_folder = \"{MODEL}\"\nthreads = 1\nblocks = {}\n\
+        "[engine]\nmodel_name = \"{MODEL_NAME}\"\nmodel_folder = \"{MODEL}\"\nthreads = 1\nblocks = {}\n\
          context_tokens = {context}\n\
          [worker]\nlisten = \"{address}:{ENGINE_PORT}\"\nevents = \"{address}:{events}\"\nreplay = \"{address}:{replay}\"\n\
          [transfer]\ntransport = \"tcp\"\nlisten = \"{address}:{transfer}\"\nhuge_pages = false\n\
@@ -310,7 +310,7 @@ fn run_engine(
 ) -> Result<()> {
     let config = MockConfig {
         dialect: if plan.kind == EngineKind::Sglang { Dialect::Sglang } else { Dialect::Vllm },
-        model: if is_other_model { "another" } else { "tiny" }.to_owned(),
+        model: if is_other_model { "another" } else { MODEL_NAME }.to_owned(),
         role: match plan.role {
             Role::Both => tools_mocker::Role::Both,
             Role::Prefill => tools_mocker::Role::Prefill,

@@ -59,8 +59,8 @@ impl Observer<'_> {
     }
 
     fn print_sockets(&self) {
-        let gateways = (0..self.cluster.gateways() as u8).map(Node::Gateway);
-        for node in gateways.chain((0..self.cluster.engines() as u8).map(Node::Engine)) {
+        let gateways = (0..self.cluster.gateway_count() as u8).map(Node::Gateway);
+        for node in gateways.chain((0..self.cluster.engine_count() as u8).map(Node::Engine)) {
             report::print(&format!("sockets of {node:?}: {}\n", self.cluster.sockets(node).join(", ")));
         }
     }
@@ -70,7 +70,7 @@ impl Observer<'_> {
         let mut held = BTreeMap::new();
         if self.cluster.is_reference() {
             self.workers_left_over(&mut left, &mut held).await;
-            for number in 0..self.cluster.stores() {
+            for number in 0..self.cluster.store_count() {
                 let metrics = client::get(self.cluster.store_address(number), "/metrics", None).await;
                 let Some(metrics) = metrics else {
                     left.push(format!("store {number} does not tell its metrics"));
@@ -92,13 +92,13 @@ impl Observer<'_> {
             let stats = mock.stats();
             if stats.running + stats.waiting + stats.held_blocks + stats.leased_blocks > 0 {
                 left.push(format!(
-                    "engine {number} runs {}, {} wait, {} blocks are held",
-                    stats.running, stats.waiting, stats.held_blocks
+                    "engine {number} runs {}, {} wait, {} blocks are held, {} are leased",
+                    stats.running, stats.waiting, stats.held_blocks, stats.leased_blocks
                 ));
             }
             held.insert(self.cluster.engine_name(number), (number, stats.known_blocks as u64));
         }
-        for gateway in 0..self.cluster.gateways() as u8 {
+        for gateway in 0..self.cluster.gateway_count() as u8 {
             let key = self.cluster.administrators_key();
             let status = client::get(self.cluster.admin_address(gateway), "/kvasir/status", key).await;
             let Some(status) = status.and_then(|status| serde_json::from_str::<Value>(&status).ok()) else {
@@ -118,7 +118,7 @@ impl Observer<'_> {
     }
 
     async fn workers_left_over(&self, left: &mut Vec<String>, held: &mut BTreeMap<String, (usize, u64)>) {
-        for number in 0..self.cluster.engines() {
+        for number in 0..self.cluster.engine_count() {
             let Some(metrics) = client::get(self.cluster.engine_address(number), "/metrics", None).await
             else {
                 left.push(format!("worker {number} does not tell its metrics"));
@@ -200,11 +200,11 @@ impl Observer<'_> {
         worked.insert("processes that did not end in time".to_owned(), counts.killed_draining);
         worked.insert("engines that control services started".to_owned(), counts.scaled_up);
         worked.insert("engines that control services stopped".to_owned(), counts.scaled_down);
-        let mocks = (0..self.cluster.engines()).filter_map(|number| self.cluster.mock(number));
+        let mocks = (0..self.cluster.engine_count()).filter_map(|number| self.cluster.mock(number));
         let fetched = mocks.map(|mock| mock.stats().pulled as u64).sum();
         worked.insert("prompts that mock engines handed over".to_owned(), fetched);
         if self.cluster.is_reference() {
-            for number in 0..self.cluster.engines() {
+            for number in 0..self.cluster.engine_count() {
                 let metrics = client::get(self.cluster.engine_address(number), "/metrics", None).await;
                 for name in WORKED {
                     let count = metrics.as_ref().and_then(|metrics| level_of(metrics, name)).unwrap_or(0);
@@ -217,7 +217,7 @@ impl Observer<'_> {
 }
 
 /// Levels of workers, gateways and stores that are 0 at rest.
-const WORKER_LEVELS: [&str; 8] = [
+pub(crate) const WORKER_LEVELS: [&str; 8] = [
     "kvasir_engine_requests_running",
     "kvasir_engine_requests_waiting",
     "kvasir_engine_requests_fetching",
@@ -227,18 +227,18 @@ const WORKER_LEVELS: [&str; 8] = [
     "kvasir_remote_operations",
     "kvasir_remote_held_slots",
 ];
-const GATEWAY_LEVELS: [&str; 5] = [
+pub(crate) const GATEWAY_LEVELS: [&str; 5] = [
     "kvasir_gateway_waiting_requests",
     "kvasir_gateway_request_memory_bytes",
     "kvasir_gateway_worker_requests",
     "kvasir_discovery_suspect",
     "kvasir_discovery_failing",
 ];
-const STORE_LEVELS: [&str; 3] =
+pub(crate) const STORE_LEVELS: [&str; 3] =
     ["kvasir_pool_leases", "kvasir_pool_fenced_slots", "kvasir_pool_verifying_blocks"];
 
 /// A level in a text of metrics.
-fn level_of(metrics: &str, name: &str) -> Option<u64> {
+pub(crate) fn level_of(metrics: &str, name: &str) -> Option<u64> {
     let values = metrics.lines().filter_map(|line| {
         let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;
         rest.rsplit(' ').next()?.parse::<f64>().ok()

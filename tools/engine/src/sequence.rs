@@ -60,9 +60,9 @@ pub(crate) struct Sequence {
     pub(crate) registered: usize,
     /// Leading blocks already given to the transfer layer.
     pub(crate) pushed: usize,
-    /// Tokens of the prompt that were cached before it came.
+    /// Prompt tokens found cached at first admission.
     pub(crate) cached_tokens: usize,
-    /// What is cached of the prompt now may be its own.
+    /// Set by a preemption: cached blocks may then be the sequence's own.
     pub(crate) was_preempted: bool,
     pub(crate) detokenizer: Detokenizer,
     pub(crate) stop: StopStrings,

@@ -110,7 +110,7 @@ fn plan(worker: &Worker, state: &mut State) -> Option<Duration> {
             break;
         };
         // As vLLM counts: what a request that was preempted finds of itself was not cached before it came.
-        if !std::mem::replace(&mut sequence.is_counted, true) {
+        if !std::mem::replace(&mut sequence.was_admitted, true) {
             let cached = worker.admitted(&sequence, found);
             sequence.report_cached = Some(cached);
         }

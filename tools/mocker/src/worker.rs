@@ -83,7 +83,7 @@ pub(crate) struct Sequence {
     /// Keep the blocks for another worker under this name.
     pub(crate) lease: Option<String>,
     /// Has been admitted before.
-    pub(crate) is_counted: bool,
+    pub(crate) was_admitted: bool,
 }
 
 /// What a request wants of the worker, one for each output.
@@ -191,7 +191,7 @@ impl Worker {
             is_external,
             report_cached,
             lease,
-            is_counted: false,
+            was_admitted: false,
         };
         let mut state = self.lock();
         let is_idle = state.scheduler.waiting.is_empty() && state.scheduler.running.is_empty();

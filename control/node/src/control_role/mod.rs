@@ -22,7 +22,7 @@ use futures_util::future::join_all;
 use tokio::time::MissedTickBehavior;
 
 use crate::credentials::Credentials;
-use crate::http::StopSignals;
+use crate::http::StopSource;
 use crate::planning::{Observer, Planning, PoolCounts, Seen, planned_role, post};
 use crate::{Common, exposure, http, process};
 use actuation::Actuation;
@@ -46,7 +46,7 @@ pub(crate) struct ControlArgs {
     credentials: Credentials,
 }
 
-pub(crate) fn run(arguments: &ControlArgs, stop_signals: StopSignals) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &ControlArgs, stop_source: StopSource) -> Result<ExitCode> {
     let settings = process::start(&arguments.common)?;
     check(&settings)?;
     if let Some(said) = exposure::of_control(&settings) {
@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &ControlArgs, stop_signals: StopSignals) -> Result<
         let gateways = Gateways::new(names, &arguments.credentials, settings.control.gateways_interval)?;
         let mut actuation = Actuation::start(&settings, &arguments.credentials).await?;
         let reporter = report::start(&settings).await?;
-        let mut stop = http::stop_signals(stop_signals, Duration::ZERO)?;
+        let mut stop = http::stop_signals(stop_source, Duration::ZERO)?;
         tokio::select! {
             _ = stop.wait_for(Option::is_some) => {}
             // The controller's loop does not end by itself.

@@ -15,6 +15,7 @@
 //! ends in calls only: loom's models do that.
 
 mod calls;
+mod connections;
 mod disks;
 mod network;
 mod objects;
@@ -22,6 +23,7 @@ pub(crate) mod random;
 mod real;
 pub(crate) mod report;
 mod rings;
+mod sockets;
 mod threads;
 mod trace;
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 
-use super::network::{Socket, SocketState};
 use super::rings::Ring;
+use super::sockets::{Socket, SocketState};
 use super::threads::{ProcessId, ThreadId};
 use super::{Due, Kernel, Nanos, real, report};
 

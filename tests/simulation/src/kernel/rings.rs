@@ -8,8 +8,8 @@ use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::calls::slices;
-use super::network::{Socket, SocketState};
 use super::objects::{Kind, Object, ObjectId};
+use super::sockets::{Socket, SocketState};
 use super::threads::ProcessId;
 use super::{Due, Kernel};
 

@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::net::Ipv4Addr;
 
-use super::super::network::{Address, Socket, SocketState};
 use super::super::objects::{Kind, ObjectId};
+use super::super::sockets::{Address, Socket, SocketState};
 use super::super::threads::{current, preemption_point};
 use super::super::{MILLISECOND, Nanos, SECOND, real, with};
 use super::descriptors::{object, until_possible, waits};

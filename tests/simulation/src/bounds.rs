@@ -1,0 +1,91 @@
+//! Levels that are looked at while a cluster works: a count that was taken back twice is far beyond all that a run can have.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::client;
+use crate::rest::{GATEWAY_LEVELS, STORE_LEVELS, WORKER_LEVELS, level_of};
+
+/// Time between two rounds of reads.
+const EVERY: Duration = Duration::from_millis(700);
+/// More than any count of a run: a request may be in several places, and be tried several times.
+const COUNT_MAX: u64 = 10_000;
+/// More than any number of tokens or bytes.
+const AMOUNT_MAX: u64 = 1 << 30;
+
+/// Addresses whose levels are read, and the key of an administrator.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Watched {
+    pub(crate) gateways: Vec<SocketAddr>,
+    pub(crate) workers: Vec<SocketAddr>,
+    pub(crate) stores: Vec<SocketAddr>,
+    pub(crate) key: Option<&'static str>,
+    /// Requests that a gateway works on at a time; others wait.
+    pub(crate) requests_max: u32,
+}
+
+/// The first level that was out of bounds, if any was.
+pub(crate) type Finding = Rc<RefCell<Option<String>>>;
+
+impl Watched {
+    /// Looks at everything again and again, for ever.
+    pub(crate) async fn watch(self, finding: Finding) {
+        loop {
+            sleep(EVERY).await;
+            for address in &self.gateways {
+                let status = client::get(*address, "/kvasir/status", self.key).await;
+                let status = status.and_then(|status| serde_json::from_str::<Value>(&status).ok());
+                let beyond = status.and_then(|status| self.beyond(&status));
+                self.report(&finding, *address, beyond);
+            }
+            let metrics = [
+                (&self.gateways, &GATEWAY_LEVELS[..], self.key),
+                (&self.workers, &WORKER_LEVELS[..], None),
+                (&self.stores, &STORE_LEVELS[..], None),
+            ];
+            for (addresses, levels, key) in metrics {
+                for address in addresses {
+                    let Some(metrics) = client::get(*address, "/metrics", key).await else { continue };
+                    let beyond = levels.iter().find_map(|level| {
+                        let most = if level.ends_with("_bytes") { AMOUNT_MAX } else { COUNT_MAX };
+                        level_of(&metrics, level)
+                            .filter(|value| *value > most)
+                            .map(|value| format!("{level} is {value}"))
+                    });
+                    self.report(&finding, *address, beyond);
+                }
+            }
+        }
+    }
+
+    fn report(&self, finding: &Finding, address: SocketAddr, beyond: Option<String>) {
+        if let Some(beyond) = beyond {
+            finding.borrow_mut().get_or_insert_with(|| format!("{address}: {beyond}"));
+        }
+    }
+
+    /// The first impossible count in a gateway's status.
+    fn beyond(&self, status: &Value) -> Option<String> {
+        // A worker that has not joined says nothing of its requests.
+        let count = |value: &Value| if value.is_null() { 0 } else { value.as_u64().unwrap_or(u64::MAX) };
+        let (active, waiting) = (count(&status["active"]), count(&status["waiting"]));
+        if waiting > active || active - waiting > u64::from(self.requests_max) {
+            return Some(format!("{active} requests are inside, of which {waiting} wait"));
+        }
+        for worker in status["workers"].as_array()? {
+            for (level, most) in
+                [("requests", COUNT_MAX), ("peers_requests", COUNT_MAX), ("kv_tokens", AMOUNT_MAX)]
+            {
+                if count(&worker[level]) > most {
+                    return Some(format!("{} has {level} {}", worker["name"], worker[level]));
+                }
+            }
+        }
+        None
+    }
+}

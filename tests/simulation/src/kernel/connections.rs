@@ -1,0 +1,414 @@
+//! The two ends of a connection and what is on its way between them.
+//!
+//! Bytes arrive in order, as over TCP: a lost packet is a late one. A connection ends by a close, a reset, or without
+//! anybody hearing of it.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+
+use super::network::HostId;
+use super::objects::{Kind, ObjectId};
+use super::sockets::{Address, Socket, SocketState, UNACKNOWLEDGED_MAX};
+use super::{Due, Kernel, Nanos, SECOND};
+/// Bytes that fit between a sender and a reader.
+const WINDOW: usize = 256 << 10;
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct End {
+    /// The other end, while it is there.
+    pub(super) peer: Option<ObjectId>,
+    pub(super) peer_host: HostId,
+    /// The other end is gone, and nothing tells.
+    pub(super) desertion: Option<Desertion>,
+    /// Bytes that were sent to an end that is gone.
+    pub(super) sent_in_vain: usize,
+    pub(super) inbox: VecDeque<u8>,
+    /// Packets on their way to this end.
+    pub(super) flight: VecDeque<(Nanos, Packet)>,
+    pub(super) flight_bytes: usize,
+    pub(super) has_end: bool,
+    pub(super) is_reset: bool,
+    pub(super) write_shut: bool,
+    pub(super) read_shut: bool,
+    /// When the last byte that this end has sent will have left it.
+    pub(super) busy_until: Nanos,
+}
+
+/// Why nothing tells that the other end is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Desertion {
+    /// The peer's machine lost its power: once that is back it answers with a reset.
+    Power,
+    /// Something between has forgotten the connection.
+    Forgotten,
+}
+
+#[derive(Debug)]
+pub(super) enum Packet {
+    Bytes(Vec<u8>),
+    End,
+    Reset,
+}
+
+impl End {
+    pub(super) fn new(peer: ObjectId, peer_host: HostId) -> Self {
+        Self {
+            peer: Some(peer),
+            peer_host,
+            desertion: None,
+            sent_in_vain: 0,
+            inbox: VecDeque::new(),
+            flight: VecDeque::new(),
+            flight_bytes: 0,
+            has_end: false,
+            is_reset: false,
+            write_shut: false,
+            read_shut: false,
+            busy_until: 0,
+        }
+    }
+
+    /// Is over from now on; returns the other end, if it is there.
+    pub(super) fn abort(&mut self) -> Option<ObjectId> {
+        self.is_reset = true;
+        self.inbox.clear();
+        self.peer.take()
+    }
+
+    pub(super) fn peer_host(&self) -> HostId {
+        self.peer_host
+    }
+
+    fn room(&self) -> usize {
+        WINDOW.saturating_sub(self.flight_bytes + self.inbox.len())
+    }
+}
+
+impl Kernel {
+    /// A connection whose other end is silent for good is given up when its options say so.
+    pub(super) fn await_sign(&mut self, id: ObjectId) {
+        let now = self.now;
+        let Some(socket) = self.socket(id) else { return };
+        let (keep_alive, limit) = (socket.keep_alive, socket.user_timeout);
+        if keep_alive.is_on && matches!(&socket.state, SocketState::Open(end) if end.desertion.is_some()) {
+            // With a user timeout Linux gives up at the first unanswered probe behind it (`tcp_keepalive_timer`).
+            let silent = match limit {
+                UNACKNOWLEDGED_MAX => keep_alive.idle + keep_alive.interval * keep_alive.probes,
+                limit => {
+                    let probes = limit.saturating_sub(keep_alive.idle).div_ceil(keep_alive.interval).max(1);
+                    keep_alive.idle + keep_alive.interval * probes
+                }
+            };
+            self.schedule(now + silent, Due::GiveUp(id));
+        }
+    }
+
+    /// A connection has been without a sign of its peer for too long.
+    pub(super) fn give_up(&mut self, id: ObjectId) {
+        let now = self.now;
+        let Some(socket) = self.socket(id) else { return };
+        let (host, limit) = (socket.host, socket.user_timeout);
+        let SocketState::Open(end) = &socket.state else { return };
+        let (peer, peer_host, is_deserted, was_reset) =
+            (end.peer, end.peer_host, end.desertion.is_some(), end.is_reset);
+        let is_held_up = self.link(host, peer_host).is_down
+            && peer.is_some_and(|peer| match self.socket(peer) {
+                Some(Socket { state: SocketState::Open(end), .. }) => {
+                    end.flight.front().is_some_and(|(at, _)| at + limit <= now + SECOND)
+                }
+                _ => false,
+            });
+        if was_reset || !(is_deserted || is_held_up) {
+            return;
+        }
+        if let Some(Socket { state: SocketState::Open(end), error, .. }) = self.socket(id) {
+            end.is_reset = true;
+            *error = libc::ETIMEDOUT;
+            self.changed(id);
+        }
+    }
+
+    /// Bytes that an end may send now.
+    pub(super) fn room_towards(&self, end: &End) -> usize {
+        let Some(peer) = end.peer else { return WINDOW.saturating_sub(end.sent_in_vain) };
+        match self.objects.get(&peer).map(|object| &object.kind) {
+            Some(Kind::Socket(socket)) => match &socket.state {
+                SocketState::Open(end) => end.room(),
+                _ => WINDOW,
+            },
+            _ => WINDOW,
+        }
+    }
+
+    /// Reads what has arrived; 0 bytes are the end.
+    pub(super) fn receive(
+        &mut self,
+        id: ObjectId,
+        room: &mut [&mut [u8]],
+        peek: bool,
+    ) -> Result<usize, c_int> {
+        let Some(socket) = self.socket(id) else { return Err(libc::ENOTSOCK) };
+        let end = match &mut socket.state {
+            SocketState::Open(end) => end,
+            SocketState::Failed => return Err(std::mem::replace(&mut socket.error, 0).max(libc::ENOTCONN)),
+            _ => return Err(libc::ENOTCONN),
+        };
+        if end.inbox.is_empty() {
+            if end.is_reset {
+                socket.error = 0;
+                return Err(libc::ECONNRESET);
+            }
+            return if end.has_end || end.read_shut { Ok(0) } else { Err(libc::EAGAIN) };
+        }
+        let wanted: usize = room.iter().map(|part| part.len()).sum();
+        let count = wanted.min(end.inbox.len());
+        let mut done = 0;
+        for part in room {
+            let take = part.len().min(count - done);
+            let (first, second) = end.inbox.as_slices();
+            let from_first = first.len().saturating_sub(done).min(take);
+            part[..from_first].copy_from_slice(&first[done.min(first.len())..][..from_first]);
+            let begin = (done + from_first).saturating_sub(first.len());
+            part[from_first..take].copy_from_slice(&second[begin..][..take - from_first]);
+            done += take;
+        }
+        if !peek {
+            let was_full = end.room() == 0;
+            end.inbox.drain(..count);
+            let peer = end.peer;
+            if was_full && let Some(peer) = peer {
+                self.changed(peer);
+            }
+        }
+        Ok(count)
+    }
+
+    /// Sends as much as there is room for.
+    pub(super) fn transmit(&mut self, id: ObjectId, parts: &[&[u8]]) -> Result<usize, c_int> {
+        let now = self.now;
+        let Some(socket) = self.socket(id) else { return Err(libc::ENOTSOCK) };
+        let host = socket.host;
+        let end = match &mut socket.state {
+            SocketState::Open(end) => end,
+            SocketState::Failed => return Err(libc::EPIPE),
+            _ => return Err(libc::ENOTCONN),
+        };
+        if end.is_reset || end.write_shut {
+            return Err(if std::mem::replace(&mut socket.error, 0) == 0 {
+                libc::EPIPE
+            } else {
+                libc::ECONNRESET
+            });
+        }
+        let (peer, peer_host, desertion, busy_until) =
+            (end.peer, end.peer_host, end.desertion, end.busy_until);
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        if total == 0 {
+            return Ok(0);
+        }
+        let Some(peer) = peer else { return self.send_in_vain(id, total, host, peer_host, desertion) };
+        let room = match self.socket(peer) {
+            Some(Socket { state: SocketState::Open(end), .. }) => end.room(),
+            _ => WINDOW,
+        };
+        if room == 0 {
+            return Err(libc::EAGAIN);
+        }
+        let count = total.min(room);
+        let mut bytes = Vec::with_capacity(count);
+        for part in parts {
+            bytes.extend_from_slice(&part[..part.len().min(count - bytes.len())]);
+        }
+        let link = self.link(host, peer_host);
+        let takes = (count as u64 * SECOND).checked_div(link.rate).unwrap_or(0);
+        let leaves = now.max(busy_until) + takes;
+        if let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(id) {
+            end.busy_until = leaves;
+        }
+        self.trace.step("send", now, u64::from(host.0) << 16 | u64::from(peer_host.0), count as u64);
+        // Split bytes arrive in parts, each a packet of its own. A reader always gets all that has arrived, and a writer fills
+        // all the room: event loops rely on it.
+        while bytes.len() > 1 && self.random.one_in(link.split_one_in) {
+            let rest = bytes.split_off(self.random.between(1, bytes.len() as u64 - 1) as usize);
+            let at = leaves + self.draw_delay(host, peer_host);
+            self.send_packet(peer, at, Packet::Bytes(std::mem::replace(&mut bytes, rest)));
+        }
+        let at = leaves + self.draw_delay(host, peer_host);
+        self.send_packet(peer, at, Packet::Bytes(bytes));
+        if link.is_down
+            && let Some(limit) = self.socket(id).map(|socket| socket.user_timeout)
+        {
+            self.schedule(now + limit, Due::GiveUp(id));
+        }
+        Ok(count)
+    }
+
+    /// Sends to an end that is gone.
+    fn send_in_vain(
+        &mut self,
+        id: ObjectId,
+        total: usize,
+        host: HostId,
+        peer_host: HostId,
+        desertion: Option<Desertion>,
+    ) -> Result<usize, c_int> {
+        let now = self.now;
+        let answers = match desertion {
+            None => true,
+            Some(Desertion::Power) => !self.is_dark(peer_host),
+            Some(Desertion::Forgotten) => false,
+        };
+        if answers {
+            let at = now + 2 * self.draw_delay(host, peer_host);
+            self.send_packet(id, at, Packet::Reset);
+            return Ok(total);
+        }
+        let Some(Socket { state: SocketState::Open(end), user_timeout, .. }) = self.socket(id) else {
+            return Err(libc::EPIPE);
+        };
+        let count = total.min(WINDOW.saturating_sub(end.sent_in_vain));
+        if count == 0 {
+            return Err(libc::EAGAIN);
+        }
+        let (is_first, limit) = (end.sent_in_vain == 0, *user_timeout);
+        end.sent_in_vain += count;
+        if is_first {
+            self.schedule(now + limit, Due::GiveUp(id));
+        }
+        Ok(count)
+    }
+
+    /// Sends a reset to an end, which has no other end any more.
+    pub(super) fn send_reset(&mut self, to: ObjectId, now: Nanos, host: HostId, peer_host: HostId) {
+        let at = now + self.draw_delay(host, peer_host);
+        if let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(to) {
+            end.peer = None;
+        }
+        self.send_packet(to, at, Packet::Reset);
+    }
+
+    /// Puts a packet on its way to an end; none overtakes another.
+    fn send_packet(&mut self, to: ObjectId, at: Nanos, packet: Packet) {
+        let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(to) else { return };
+        let at = end.flight.back().map_or(at, |(last, _)| at.max(*last));
+        if let Packet::Bytes(bytes) = &packet {
+            end.flight_bytes += bytes.len();
+        }
+        end.flight.push_back((at, packet));
+        self.schedule(at, Due::Arrival(to));
+    }
+
+    pub(super) fn arrive(&mut self, id: ObjectId) {
+        let now = self.now;
+        let Some(Socket { state: SocketState::Open(end), host, .. }) = self.socket(id) else { return };
+        let (host, peer_host) = (*host, end.peer_host);
+        if self.link(host, peer_host).is_down {
+            return;
+        }
+        let Some(Socket { state: SocketState::Open(end), error, .. }) = self.socket(id) else { return };
+        let mut changed = false;
+        while end.flight.front().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, packet)) = end.flight.pop_front() else { break };
+            changed = true;
+            match packet {
+                Packet::Bytes(bytes) => {
+                    end.flight_bytes -= bytes.len();
+                    end.inbox.extend(bytes);
+                }
+                Packet::End => end.has_end = true,
+                Packet::Reset => {
+                    end.is_reset = true;
+                    end.inbox.clear();
+                    *error = libc::ECONNRESET;
+                }
+            }
+        }
+        if changed {
+            self.changed(id);
+        }
+    }
+
+    /// Ends a direction of a connection, or both.
+    pub(super) fn shut(&mut self, id: ObjectId, reads: bool, writes: bool) -> Result<(), c_int> {
+        let now = self.now;
+        let Some(Socket { state: SocketState::Open(end), host, .. }) = self.socket(id) else {
+            return Err(libc::ENOTCONN);
+        };
+        end.read_shut |= reads;
+        let ends = writes && !end.write_shut;
+        end.write_shut |= writes;
+        let (peer, host, peer_host) = (end.peer, *host, end.peer_host);
+        if ends && let Some(peer) = peer {
+            let at = now + self.draw_delay(host, peer_host);
+            self.send_packet(peer, at, Packet::End);
+        }
+        self.changed(id);
+        Ok(())
+    }
+
+    /// A socket is closed by its last descriptor.
+    pub(super) fn hang_up(&mut self, id: ObjectId, silently: bool) {
+        let now = self.now;
+        let Some(socket) = self.socket(id) else { return };
+        let (host, local) = (socket.host, socket.local.clone());
+        match &mut socket.state {
+            SocketState::Listening { waiting, .. } => {
+                let waiting = std::mem::take(waiting);
+                for accepted in waiting {
+                    self.hang_up(accepted, silently);
+                    self.objects.remove(&accepted);
+                }
+            }
+            SocketState::Open(end) => {
+                let has_unread = !end.inbox.is_empty() || end.flight_bytes > 0;
+                let (peer, peer_host, was_shut) = (end.peer, end.peer_host, end.write_shut);
+                let Some(peer) = peer else { return };
+                let at = now + self.draw_delay(host, peer_host);
+                if let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(peer) {
+                    end.peer = None;
+                    end.desertion = silently.then_some(Desertion::Power);
+                }
+                self.await_sign(peer);
+                if !silently && has_unread {
+                    self.send_packet(peer, at, Packet::Reset);
+                } else if !silently && !was_shut {
+                    self.send_packet(peer, at, Packet::End);
+                }
+            }
+            _ => {}
+        }
+        match local {
+            Some(Address::Inet(_, port)) => {
+                if let Some(listeners) = self.network.listeners.get_mut(&(host, port)) {
+                    listeners.retain(|listener| *listener != id);
+                    if listeners.is_empty() {
+                        self.network.listeners.remove(&(host, port));
+                    }
+                }
+            }
+            Some(Address::Path(path)) if self.network.paths.get(&path) == Some(&id) => {
+                self.network.paths.remove(&path);
+            }
+            _ => {}
+        }
+    }
+
+    /// Bytes that were sent and have not arrived.
+    pub(super) fn in_flight_to_peer(&mut self, id: ObjectId) -> usize {
+        let Some(Socket { state: SocketState::Open(end), .. }) = self.socket(id) else { return 0 };
+        let Some(peer) = end.peer else { return 0 };
+        match self.socket(peer) {
+            Some(Socket { state: SocketState::Open(end), .. }) => end.flight_bytes,
+            _ => 0,
+        }
+    }
+
+    /// Bytes that can be read at once.
+    pub(super) fn unread(&mut self, id: ObjectId) -> usize {
+        match self.socket(id) {
+            Some(Socket { state: SocketState::Open(end), .. }) => end.inbox.len(),
+            _ => 0,
+        }
+    }
+}
