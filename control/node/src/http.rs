@@ -114,7 +114,8 @@ pub(crate) struct Signals {
 }
 
 /// Listens to stop signals from now on: the first gives requests in flight `drain` to end, the second nothing. After
-/// SIGTERM alone the server goes on accepting for `unready_for`, so that load balancers can leave it first.
+/// SIGTERM alone the server goes on accepting for `unready_for`, so that load balancers can leave it first; a second signal
+/// within that time ends it, and a third one gives nothing.
 pub(crate) fn listen_for_stop(source: StopSource, drain: Duration, unready_for: Duration) -> Result<Signals> {
     let mut signals = StopListener::new(source)?;
     let (stop, stopped) = watch::channel(None);
@@ -177,5 +178,63 @@ where
     tokio::select! {
         () = router_serve::serve(listener, router, config, told) => {}
         () = deadline(stop) => tracing::warn!("requests were still in flight at the end of the drain time"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DRAIN: Duration = Duration::from_secs(30);
+    const UNREADY: Duration = Duration::from_secs(5);
+
+    fn listen(unready_for: Duration) -> (mpsc::UnboundedSender<StopSignal>, Signals) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let signals = listen_for_stop(StopSource::Channel(receiver), DRAIN, unready_for);
+        (sender, signals.expect("a channel needs nothing of the system"))
+    }
+
+    /// Time from now until everything has to be over, once the listener has heard what was sent.
+    async fn time_left(stop: &Stop) -> Option<Duration> {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        stop.borrow().map(|until| until.saturating_duration_since(Instant::now()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_signal_gives_time_and_the_second_none() {
+        for first in [StopSignal::Terminate, StopSignal::Interrupt] {
+            let (sender, Signals { is_leaving, stop }) = listen(Duration::ZERO);
+            assert_eq!((*is_leaving.borrow(), time_left(&stop).await), (false, None));
+            sender.send(first).expect("somebody listens");
+            let left = time_left(&stop).await.expect("an end");
+            assert!(*is_leaving.borrow() && left > DRAIN - Duration::from_secs(1), "{first:?}: {left:?}");
+            sender.send(StopSignal::Interrupt).expect("somebody listens");
+            assert_eq!(time_left(&stop).await, Some(Duration::ZERO), "{first:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sigterm_alone_lets_load_balancers_leave_first() {
+        let (sender, Signals { is_leaving, stop }) = listen(UNREADY);
+        sender.send(StopSignal::Terminate).expect("somebody listens");
+        assert_eq!((time_left(&stop).await, *is_leaving.borrow()), (None, true));
+        tokio::time::sleep(UNREADY).await;
+        assert!(time_left(&stop).await > Some(Duration::ZERO));
+        let (sender, Signals { stop, .. }) = listen(UNREADY);
+        sender.send(StopSignal::Interrupt).expect("somebody listens");
+        assert!(time_left(&stop).await > Some(Duration::ZERO), "a person does not wait");
+        let (sender, Signals { stop, .. }) = listen(UNREADY);
+        [StopSignal::Terminate; 2]
+            .into_iter()
+            .for_each(|signal| sender.send(signal).expect("somebody listens"));
+        assert!(time_left(&stop).await > Some(Duration::ZERO), "a second signal ends that time");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_without_anybody_to_stop_it_goes_on() {
+        let (sender, Signals { stop, .. }) = listen(Duration::ZERO);
+        drop(sender);
+        tokio::time::sleep(DRAIN).await;
+        assert_eq!(time_left(&stop).await, None);
     }
 }

@@ -67,8 +67,10 @@ impl Asked {
                 false => Answer::Asleep,
             });
         }
-        let known = worker.runs.load().first().map(|run| run.description.instance);
-        if let Some(before) = known {
+        let run = worker.runs.load().first().cloned();
+        let mut same_run = None;
+        if let Some(run) = run {
+            let before = run.description.instance;
             let mut now = dialect.alive(client).await?;
             let in_doubt = worker.take_doubt() || self.was_down;
             if in_doubt && now.is_none() && before.is_some() {
@@ -80,14 +82,20 @@ impl Asked {
                 (Some(before), Some(now)) => before == now,
                 _ => !self.was_down,
             };
-            if is_same {
+            // An engine whose runs cannot be told apart is told by its models.
+            if is_same && !(in_doubt && before.is_none()) {
                 return Ok(Answer::Same);
             }
+            same_run = Some(run).filter(|_| is_same);
         }
         let model = worker.pool.model.name().map(|name| name.to_string());
         let hints = Hints { model, ..config.hints.clone() };
         self.hides_sleep = false;
-        Ok(Answer::New(Box::new(dialect.describe(client, &hints).await?)))
+        let description = dialect.describe(client, &hints).await?;
+        Ok(match same_run {
+            Some(run) if run.description.models == description.models => Answer::Same,
+            _ => Answer::New(Box::new(description)),
+        })
     }
 }
 

@@ -77,6 +77,8 @@ pub(crate) struct Answer {
     /// Tokens of the prompt that were cached.
     pub(crate) cached: Option<u64>,
     is_after_end: bool,
+    /// Has more than the one choice, block or item that was asked for, or says another thing at its end.
+    has_surplus: bool,
     malformed: Option<String>,
 }
 
@@ -92,14 +94,18 @@ impl Answer {
         match surface {
             Surface::Chat => {
                 let choice = &body["choices"][0];
+                answer.expect_one(&body["choices"]);
                 answer.text = text(&choice["message"]["content"]);
                 answer.finish(&choice["finish_reason"]);
             }
             Surface::Messages => {
+                answer.expect_one(&body["content"]);
                 answer.text = text(&body["content"][0]["text"]);
                 answer.finish(&body["stop_reason"]);
             }
             Surface::Responses => {
+                answer.expect_one(&body["output"]);
+                answer.expect_one(&body["output"][0]["content"]);
                 answer.text = text(&body["output"][0]["content"][0]["text"]);
                 answer.finish(&body["status"]);
             }
@@ -117,8 +123,9 @@ impl Answer {
         let count = lines.clone().count();
         for line in lines.take(count.saturating_sub(1)) {
             let Some(data) = line.strip_prefix(b"data: ") else { continue };
-            answer.is_after_end |= answer.is_done;
-            if data == b"[DONE]" {
+            let is_mark = data == b"[DONE]";
+            answer.is_after_end |= answer.is_done || answer.has_error && !is_mark;
+            if is_mark {
                 answer.is_done = true;
                 continue;
             }
@@ -138,6 +145,10 @@ impl Answer {
     fn begin(&mut self, head: &Value) {
         self.beginnings += 1;
         self.name(&head["id"]);
+    }
+
+    fn expect_one(&mut self, list: &Value) {
+        self.has_surplus |= list.as_array().is_none_or(|list| list.len() != 1);
     }
 
     fn name(&mut self, id: &Value) {
@@ -179,7 +190,9 @@ impl Answer {
         }
         self.name(&event["id"]);
         self.count(&event["usage"]);
+        let choices = event["choices"].as_array().map_or(0, Vec::len);
         let choice = &event["choices"][0];
+        self.has_surplus |= choices > 1 || choice["index"].as_u64().unwrap_or(0) != 0;
         self.beginnings += usize::from(choice["delta"]["role"].is_string());
         self.text.push_str(choice["delta"]["content"].as_str().unwrap_or_default());
         self.finish(&choice["finish_reason"]);
@@ -188,6 +201,7 @@ impl Answer {
     fn take_message_event(&mut self, event: &Value) {
         match event["type"].as_str().unwrap_or_default() {
             "message_start" => self.begin(&event["message"]),
+            "content_block_start" => self.has_surplus |= event["index"].as_u64() != Some(0),
             "content_block_delta" => self.text.push_str(event["delta"]["text"].as_str().unwrap_or_default()),
             "message_delta" => {
                 self.count(&event["usage"]);
@@ -204,7 +218,10 @@ impl Answer {
             "response.created" => self.begin(&event["response"]),
             "response.output_text.delta" => self.text.push_str(event["delta"].as_str().unwrap_or_default()),
             "response.completed" | "response.incomplete" => {
-                self.name(&event["response"]["id"]);
+                let response = &event["response"];
+                self.expect_one(&response["output"]);
+                self.has_surplus |= text(&response["output"][0]["content"][0]["text"]) != self.text;
+                self.name(&response["id"]);
                 self.count(&event["response"]["usage"]);
                 self.finish(&event["response"]["status"]);
                 self.is_done = true;
@@ -244,6 +261,12 @@ impl Answer {
             return Outcome::Wrong("a stream that ends without its end".to_owned());
         }
         let wanted = Some((exchange.prompt_tokens, exchange.completion_tokens));
+        if self.beginnings != 1 || !matches!(&self.ids[..], [Value::String(_)]) || self.has_surplus {
+            return Outcome::Wrong(format!(
+                "a whole answer with {} beginnings, ids {:?}, more than one part: {}",
+                self.beginnings, self.ids, self.has_surplus
+            ));
+        }
         if self.text != exchange.answer
             || self.usage != wanted
             || self.finish_reasons != [exchange.finish_reason.as_str()]

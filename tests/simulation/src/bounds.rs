@@ -13,6 +13,8 @@ use crate::rest::{GATEWAY_LEVELS, STORE_LEVELS, WORKER_LEVELS, level_of};
 
 /// Time between two rounds of reads.
 const EVERY: Duration = Duration::from_millis(700);
+/// Requests that a gateway lets in before others wait.
+const RUNNING_MAX: &str = "kvasir_gateway_running_requests_max";
 /// More than any count of a run: a request may be in several places, and be tried several times.
 const COUNT_MAX: u64 = 10_000;
 /// More than any number of tokens or bytes.
@@ -25,7 +27,7 @@ pub(crate) struct Watched {
     pub(crate) workers: Vec<SocketAddr>,
     pub(crate) stores: Vec<SocketAddr>,
     pub(crate) key: Option<&'static str>,
-    /// Requests that a gateway works on at a time; others wait.
+    /// Most requests that a gateway may work on at a time; others wait.
     pub(crate) requests_max: u32,
 }
 
@@ -45,6 +47,7 @@ impl Watched {
             }
             let metrics = [
                 (&self.gateways, &GATEWAY_LEVELS[..], self.key),
+                (&self.gateways, &[RUNNING_MAX][..], self.key),
                 (&self.workers, &WORKER_LEVELS[..], None),
                 (&self.stores, &STORE_LEVELS[..], None),
             ];
@@ -52,7 +55,11 @@ impl Watched {
                 for address in addresses {
                     let Some(metrics) = client::get(*address, "/metrics", key).await else { continue };
                     let beyond = levels.iter().find_map(|level| {
-                        let most = if level.ends_with("_bytes") { AMOUNT_MAX } else { COUNT_MAX };
+                        let most = match *level {
+                            RUNNING_MAX => u64::from(self.requests_max),
+                            level if level.ends_with("_bytes") => AMOUNT_MAX,
+                            _ => COUNT_MAX,
+                        };
                         level_of(&metrics, level)
                             .filter(|value| *value > most)
                             .map(|value| format!("{level} is {value}"))
@@ -74,7 +81,7 @@ impl Watched {
         // A worker that has not joined says nothing of its requests.
         let count = |value: &Value| if value.is_null() { 0 } else { value.as_u64().unwrap_or(u64::MAX) };
         let (active, waiting) = (count(&status["active"]), count(&status["waiting"]));
-        if waiting > active || active - waiting > u64::from(self.requests_max) {
+        if waiting > active || active > COUNT_MAX {
             return Some(format!("{active} requests are inside, of which {waiting} wait"));
         }
         for worker in status["workers"].as_array()? {

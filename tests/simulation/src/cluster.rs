@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use tests_apiserver::ApiServer;
 use tools_mocker::Mock;
 
@@ -14,8 +14,8 @@ use crate::kernel::{
     self, Cut, DiskFaults, HostId, LinkFaults, MICROSECOND, MILLISECOND, Nanos, ProcessId, SECOND,
 };
 use crate::nodes::{
-    self, ADMIN_PORT, CONTROL_PORT, ENGINE_PORT, GATEWAY_PORT, GatewayOptions, STORE_HTTP_PORT, Started,
-    StopHandle,
+    self, ADMIN_PORT, CONTROL_PORT, DRAIN, ENGINE_PORT, GATEWAY_PORT, GatewayOptions, STORE_HTTP_PORT,
+    Started, StopHandle,
 };
 use crate::plan::{EngineKind, EnginePlan, Link, Node, Plan, Role, Tiers};
 
@@ -25,24 +25,35 @@ struct Member {
     process: ProcessId,
     stop: Option<StopHandle>,
     is_frozen: bool,
+    /// Since it started, the process was stopped for a while, or its disk had faults.
+    was_hindered: bool,
     termination: Option<Termination>,
 }
 
-/// A process was told to stop.
+/// A process that was told to stop.
 #[derive(Debug, Clone, Copy)]
-struct Termination {
-    /// When it is killed if it is there still.
-    kill_at: Nanos,
-    /// When the next one starts, once it has ended.
-    restart_at: Option<Nanos>,
+enum Termination {
+    /// The process has time to end, and is killed then.
+    Draining { since: Nanos, kill_at: Nanos },
+    /// The process has ended, and the next one starts then.
+    Ended { restart_at: Nanos },
 }
 
+/// What a process may take beyond its time for draining.
+const ENDS_AFTER_DRAIN: Nanos = 20 * SECOND;
 /// How long after the end of a process the next one starts.
 const RESTARTS_AFTER: Nanos = SECOND / 2;
 
 impl Member {
     fn new(host: HostId) -> Self {
-        Self { host, process: ProcessId::NONE, stop: None, is_frozen: false, termination: None }
+        Self {
+            host,
+            process: ProcessId::NONE,
+            stop: None,
+            is_frozen: false,
+            was_hindered: false,
+            termination: None,
+        }
     }
 
     fn is_alive(&self) -> bool {
@@ -51,7 +62,7 @@ impl Member {
 
     fn adopt(&mut self, started: Started) {
         self.process = started.process;
-        self.is_frozen = false;
+        (self.is_frozen, self.was_hindered) = (false, false);
         self.termination = None;
         // The receiver belongs to a process that is gone: closing the channel would wake a task of it.
         std::mem::forget(std::mem::replace(&mut self.stop, started.stop));
@@ -223,6 +234,10 @@ impl Cluster {
     fn reconcile(&mut self) -> Result<()> {
         let Some(mut deployment) = self.deployment.take() else { return Ok(()) };
         let is_idle = |engine: usize| {
+            // A stopped engine may hold its locks.
+            if self.engines[engine].member.is_frozen {
+                return false;
+            }
             let stats = self.mock(engine).map(|mock| mock.stats());
             stats.is_none_or(|stats| stats.running + stats.waiting == 0)
         };
@@ -428,6 +443,10 @@ impl Cluster {
         }
         if let Some(member) = self.member_mut(node) {
             member.is_frozen = false;
+            if let Some(Termination::Draining { .. }) = member.termination {
+                let restart_at = kernel::now() + RESTARTS_AFTER;
+                member.termination = Some(Termination::Ended { restart_at });
+            }
             kernel::kill(member.process, silently);
         }
     }
@@ -436,8 +455,11 @@ impl Cluster {
     /// starts in its place ([`Self::supervise`]).
     pub(crate) fn terminate(&mut self, node: Node, kill_after: u64) {
         let Some(member) = self.member_mut(node).filter(|member| member.is_alive()) else { return };
-        let kill_at = kernel::now() + kill_after * MILLISECOND;
-        member.termination = Some(Termination { kill_at, restart_at: None });
+        if member.termination.is_some() {
+            return;
+        }
+        let since = kernel::now();
+        member.termination = Some(Termination::Draining { since, kill_at: since + kill_after * MILLISECOND });
         match &member.stop {
             Some(stop) => stop.terminate(),
             // Mock engines end at once, as most engines do.
@@ -452,25 +474,24 @@ impl Cluster {
         for node in self.nodes() {
             let Some(member) = self.member_mut(node) else { continue };
             let is_alive = member.is_alive();
-            match &mut member.termination {
-                None => {}
-                Some(Termination { kill_at, .. }) if is_alive => {
-                    if now >= *kill_at {
-                        self.counts.killed_draining += 1;
-                        self.kill(node, false);
-                    }
+            let has_handle = member.stop.is_some();
+            match member.termination {
+                Some(Termination::Draining { since, kill_at }) if is_alive && now >= kill_at => {
+                    let had_time = now >= since + DRAIN.as_nanos() as u64 + ENDS_AFTER_DRAIN;
+                    ensure!(
+                        !had_time || member.was_hindered,
+                        "{node:?} is there still, {} s after it was told to stop",
+                        (now - since) / SECOND
+                    );
+                    self.counts.killed_draining += 1;
+                    self.kill(node, false);
                 }
-                Some(Termination { restart_at: Some(restart_at), .. }) => {
-                    if now >= *restart_at {
-                        self.restart(node);
-                    }
+                Some(Termination::Draining { .. }) if !is_alive => {
+                    member.termination = Some(Termination::Ended { restart_at: now + RESTARTS_AFTER });
+                    self.counts.drained += u64::from(has_handle);
                 }
-                Some(termination) => {
-                    termination.restart_at = Some(now + RESTARTS_AFTER);
-                    if now < termination.kill_at && member.stop.is_some() {
-                        self.counts.drained += 1;
-                    }
-                }
+                Some(Termination::Ended { restart_at }) if now >= restart_at => self.restart(node),
+                _ => {}
             }
         }
         Ok(())
@@ -537,6 +558,7 @@ impl Cluster {
             && member.is_frozen != is_frozen
         {
             member.is_frozen = is_frozen;
+            member.was_hindered = true;
             kernel::freeze(member.process, is_frozen);
         }
     }
@@ -553,7 +575,10 @@ impl Cluster {
         kernel::cut(self.host(a), self.host(b), if silently { Cut::Silently } else { Cut::Reset });
     }
 
-    pub(crate) fn set_disk(&self, node: Node, faults: DiskFaults) {
+    pub(crate) fn set_disk(&mut self, node: Node, faults: DiskFaults) {
+        if let Some(member) = self.member_mut(node) {
+            member.was_hindered |= faults != DiskFaults::default();
+        }
         kernel::set_disk(self.host(node), faults);
     }
 

@@ -97,6 +97,7 @@ fn draw_mocks(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
         token_us: *random.pick(&[0, 20, 200]),
         events: all_events || !random.one_in(3),
         recomputes,
+        tells_start: !random.one_in(3),
     };
     (roles.into_iter().map(engine).collect(), Tiers { host_kib: 0, disk_kib: 0, stores: 0 })
 }
@@ -121,6 +122,7 @@ fn draw_workers(random: &mut Random) -> (Vec<EnginePlan>, Tiers) {
         token_us: 0,
         events: true,
         recomputes: true,
+        tells_start: true,
     };
     let tiers = Tiers {
         host_kib: *random.pick(&[0, 64, 64, 512]),

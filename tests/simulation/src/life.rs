@@ -17,7 +17,7 @@ use crate::catalog::{Catalog, Exchange};
 use crate::client::{self, ClientBehaviour, Ended, Outcome, ask};
 use crate::cluster::{Cluster, Listed, faults_of};
 use crate::excuses::Excuses;
-use crate::kernel::{self, DiskFaults, HostId, KernelConfig, LinkFaults, report};
+use crate::kernel::{self, DiskFaults, HostId, KernelConfig, LinkFaults, Nanos, report};
 use crate::plan::{Action, Plan};
 use crate::rest::{Counts, Observer};
 
@@ -30,6 +30,8 @@ const ENDS_WITHIN: Duration = Duration::from_secs(600);
 const SCALES_WITHIN: Duration = Duration::from_secs(240);
 /// One run in so many has its levels looked at all along.
 const WATCHES_ONE_SEED_IN: u64 = 4;
+/// So many looks in a row must find it so.
+const STEADY_LOOKS: u32 = 20;
 /// How often the supervisor of processes looks whether one has ended.
 const LOOKS_EVERY: Duration = Duration::from_millis(250);
 
@@ -54,6 +56,10 @@ struct Life {
     /// Numbers of steps that ask, and how they ended.
     asked: JoinSet<(usize, Ended)>,
     excuses: Excuses,
+    /// Steps whose exchanges ended rightly, and when.
+    right: BTreeMap<usize, Nanos>,
+    /// Answers whose cached tokens have an upper bound.
+    cached_checked: u64,
     /// A level that was out of bounds.
     finding: Finding,
     tells: bool,
@@ -95,6 +101,8 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
             ends: BTreeMap::new(),
             asked: JoinSet::new(),
             excuses: Excuses::new(plan, 0),
+            right: BTreeMap::new(),
+            cached_checked: 0,
             finding: Finding::default(),
             tells,
         };
@@ -121,7 +129,9 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
         life.tell("at rest");
         life.final_questions().await?;
         life.check_bounds()?;
-        let worked = Observer { cluster: &life.cluster }.worked().await;
+        life.cluster.supervise()?;
+        let mut worked = Observer { cluster: &life.cluster }.worked().await;
+        worked.insert("answers whose cached tokens are bounded".to_owned(), life.cached_checked);
         Ok((life.ends, worked))
     })
 }
@@ -284,19 +294,37 @@ impl Life {
             self.excuses.explain(number, &ended),
             "request {number} ends as {outcome:?}, and no fault explains it"
         );
-        if let (Some(cached), Some(most)) =
-            (ended.cached, self.excuses.cached_max(number, &ended, &self.catalog))
-        {
-            ensure!(
-                cached <= most,
-                "request {number} had {cached} tokens in a cache, and its tenant has asked for {most} of them before"
-            );
+        if *outcome == Outcome::Right {
+            self.check_cached(number, &ended)?;
         }
         let name = match ended.surface {
             Surface::Chat => name,
             other => format!("{name} ({})", format!("{other:?}").to_lowercase()),
         };
         *self.ends.entry(name).or_default() += 1;
+        Ok(())
+    }
+
+    /// What an engine had of a prompt is what its tenant has left there.
+    fn check_cached(&mut self, number: usize, ended: &Ended) -> Result<()> {
+        let Some(cached) = ended.cached else {
+            // The usage may be the gateway's own, where the last engine of a stream has told none.
+            ensure!(self.excuses.may_repeat(), "request {number} is not told how much was cached");
+            return Ok(());
+        };
+        if let Some(most) = self.excuses.cached_max(number, ended, &self.catalog) {
+            self.cached_checked += 1;
+            ensure!(
+                cached <= most,
+                "request {number} had {cached} tokens in a cache, and its tenant has asked for {most} of them before"
+            );
+        }
+        let fewest = self.excuses.cached_min(number, &self.right, &self.catalog);
+        ensure!(
+            cached >= fewest,
+            "request {number} had {cached} tokens in a cache, and its tenant has left {fewest} of them there"
+        );
+        self.right.insert(number, ended.at);
         Ok(())
     }
 
@@ -321,14 +349,15 @@ impl Life {
 
     /// Without requests one engine is enough, and one of the control services acts.
     async fn await_scale(&mut self) -> Result<()> {
-        let began = Instant::now();
+        let (began, mut steady) = (Instant::now(), 0);
         while let Some((running, wanted)) = self.cluster.scale()? {
             let mut leaders = 0;
             for address in self.cluster.control_addresses() {
                 let metrics = client::get(address, "/metrics", None).await.unwrap_or_default();
                 leaders += u64::from(metrics.contains("kvasir_control_leader 1"));
             }
-            if (running, wanted, leaders) == (1, 1, 1) {
+            steady = if (running, wanted, leaders) == (1, 1, 1) { steady + 1 } else { 0 };
+            if steady == STEADY_LOOKS {
                 break;
             }
             ensure!(

@@ -1,6 +1,7 @@
 //! The programs that a simulated cluster runs, and what they are configured with.
 
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -63,22 +64,38 @@ pub(crate) fn write_keys() -> Result<()> {
 }
 
 /// How a node is told to stop, as by SIGTERM.
-pub(crate) struct StopHandle {
-    signals: UnboundedSender<StopSignal>,
-    is_told: Arc<AtomicBool>,
+#[derive(Clone)]
+pub(crate) struct StopHandle(Arc<StopState>);
+
+struct StopState {
+    is_told: AtomicBool,
+    /// To the command that runs now.
+    signals: Mutex<UnboundedSender<StopSignal>>,
 }
 
 impl StopHandle {
-    fn new() -> (Self, StopSource, Arc<AtomicBool>) {
-        let (signals, received) = mpsc::unbounded_channel();
-        let is_told = Arc::new(AtomicBool::new(false));
-        (Self { signals, is_told: Arc::clone(&is_told) }, StopSource::Channel(received), is_told)
+    fn new() -> Self {
+        let signals = Mutex::new(mpsc::unbounded_channel().0);
+        Self(Arc::new(StopState { is_told: AtomicBool::new(false), signals }))
     }
 
+    /// Where the next command hears its signals.
+    fn source(&self) -> StopSource {
+        let (signals, received) = mpsc::unbounded_channel();
+        *self.0.signals.lock().unwrap_or_else(PoisonError::into_inner) = signals;
+        StopSource::Channel(received)
+    }
+
+    fn is_told(&self) -> bool {
+        self.0.is_told.load(Ordering::Relaxed)
+    }
+
+    /// A command that does not listen yet hears of it once it does, where a real process would end at once.
     pub(crate) fn terminate(&self) {
-        self.is_told.store(true, Ordering::Relaxed);
-        // A command that has not come so far as to listen, or has ended already, hears nothing.
-        let _unheard = self.signals.send(StopSignal::Terminate);
+        self.0.is_told.store(true, Ordering::Relaxed);
+        // A command that has ended hears nothing.
+        let _unheard =
+            self.0.signals.lock().unwrap_or_else(PoisonError::into_inner).send(StopSignal::Terminate);
     }
 }
 
@@ -129,13 +146,14 @@ pub(crate) fn write_gateway_config(number: usize, peers: &[HostId], options: &Ga
 
 /// Starts a process that runs a command of `kvasir`, which ends when it is told to stop and not before.
 fn start_command(host: HostId, name: &str, arguments: [&str; 3]) -> Started {
-    let (stop, signals, is_told) = StopHandle::new();
+    let stop = StopHandle::new();
+    let (handle, source) = (stop.clone(), stop.source());
     let arguments = ["kvasir"].into_iter().chain(arguments).map(str::to_owned);
     let (arguments, its_name) = (arguments.collect::<Vec<String>>(), name.to_owned());
     let process = kernel::start_process(host, name, move || {
-        control_node::run_with_stop_source(arguments, signals);
-        if !is_told.load(Ordering::Relaxed) {
-            report::fail(&format!("{its_name} has ended by itself"));
+        let code = control_node::run_with_stop_source(arguments, source);
+        if !handle.is_told() || code != ExitCode::SUCCESS {
+            report::fail(&format!("{its_name} has ended by itself, or with an error: {code:?}"));
         }
         kernel::exit();
     });
@@ -219,19 +237,22 @@ fn start_worker(host: HostId, number: usize, role: Role) -> Started {
         Role::Prefill => "prefill",
         Role::Decode => "decode",
     };
-    let (stop, signals, is_told) = StopHandle::new();
+    let stop = StopHandle::new();
+    let handle = stop.clone();
     let process = kernel::start_process(host, &format!("engine{number}"), move || {
         let config = format!("worker{number}.toml");
-        let arguments = || ["kvasir", "worker", "--role", role, "--config", &config];
-        control_node::run_with_stop_source(arguments(), signals);
-        while !is_told.load(Ordering::Relaxed) {
-            if kernel::disk_of(host) == DiskFaults::default() {
-                report::fail(&format!("worker {number} has ended by itself"));
+        loop {
+            let arguments = ["kvasir", "worker", "--role", role, "--config", &config];
+            let code = control_node::run_with_stop_source(arguments, handle.source());
+            let has_disk_faults = kernel::disk_of(host) != DiskFaults::default();
+            match code == ExitCode::SUCCESS {
+                true if handle.is_told() => kernel::exit(),
+                false if has_disk_faults => std::thread::sleep(Duration::from_secs(1)),
+                _ => {
+                    report::fail(&format!("worker {number} has ended by itself, or with an error: {code:?}"))
+                }
             }
-            std::thread::sleep(Duration::from_secs(1));
-            control_node::run(arguments());
         }
-        kernel::exit();
     });
     Started { process, stop: Some(stop) }
 }
@@ -317,6 +338,7 @@ fn run_engine(
             Role::Decode => tools_mocker::Role::Decode,
         },
         load_failure: if plan.recomputes { LoadFailure::Recompute } else { LoadFailure::Fail },
+        tells_start: plan.tells_start,
         blocks: plan.blocks,
         context_tokens: (plan.blocks - 1) * 16,
         decode_seconds_per_step: plan.step_us as f64 / 1e6,

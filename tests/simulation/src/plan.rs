@@ -44,6 +44,9 @@ pub(crate) struct EnginePlan {
     /// A decode engine computes the blocks itself that it does not get, instead of failing the request.
     #[serde(default)]
     pub(crate) recomputes: bool,
+    /// Says when it has started, so that a restart is seen by that.
+    #[serde(default)]
+    pub(crate) tells_start: bool,
 }
 
 /// Kind of an engine.
@@ -190,6 +193,15 @@ impl Action {
             | Self::Disk { .. }
             | Self::Leave { .. }
             | Self::ChangeModel { .. } => true,
+        }
+    }
+
+    /// Whether gateways may not hear of pods because of it.
+    pub(crate) fn hits_api_server(&self) -> bool {
+        match self {
+            Self::Freeze { node, .. } => *node == Node::Api,
+            Self::Partition { a, b, .. } | Self::Degrade { a, b, .. } => [*a, *b].contains(&Node::Api),
+            _ => false,
         }
     }
 

@@ -133,9 +133,12 @@ impl Observer<'_> {
                     other => left.push(format!("worker {number}: {level} {other:?}")),
                 }
             }
-            let [used, evictable, cached] = ["used", "evictable", "cached"].map(|name| {
-                level_of(&metrics, &format!("kvasir_engine_kv_slots_{name}")).unwrap_or(u64::MAX)
-            });
+            let slots = ["used", "evictable", "cached"]
+                .map(|name| level_of(&metrics, &format!("kvasir_engine_kv_slots_{name}")));
+            let [Some(used), Some(evictable), Some(cached)] = slots else {
+                left.push(format!("worker {number} does not tell its slots: {slots:?}"));
+                continue;
+            };
             if used != evictable {
                 left.push(format!(
                     "worker {number}: {used} slots are used, of which {evictable} can be evicted"
@@ -237,12 +240,12 @@ pub(crate) const GATEWAY_LEVELS: [&str; 5] = [
 pub(crate) const STORE_LEVELS: [&str; 3] =
     ["kvasir_pool_leases", "kvasir_pool_fenced_slots", "kvasir_pool_verifying_blocks"];
 
-/// A level in a text of metrics.
+/// A level in a text of metrics, over all its labels; far too much where one is negative.
 pub(crate) fn level_of(metrics: &str, name: &str) -> Option<u64> {
     let values = metrics.lines().filter_map(|line| {
         let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;
-        rest.rsplit(' ').next()?.parse::<f64>().ok()
+        let value = rest.rsplit(' ').next()?.parse::<f64>().ok()?;
+        Some(if value < 0.0 { u64::MAX } else { value as u64 })
     });
-    // A metric with labels has several.
-    values.reduce(|sum, value| sum + value).map(|sum| sum as u64)
+    values.reduce(u64::saturating_add)
 }

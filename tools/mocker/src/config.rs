@@ -91,6 +91,8 @@ pub struct MockConfig {
     pub load_failure: LoadFailure,
     /// Largest request body in bytes; larger ones are refused with 413.
     pub body_bytes_max: usize,
+    /// vLLM: metrics tell when the process has started, by which runs of it are told apart.
+    pub tells_start: bool,
     /// How long it takes to wake; `None` for an engine that was started without sleep.
     pub wake: Option<Duration>,
 }
@@ -124,6 +126,7 @@ impl MockConfig {
             bootstrap_timeout: Duration::from_secs(300),
             load_failure: LoadFailure::Fail,
             body_bytes_max: 32 << 20,
+            tells_start: true,
             wake: None,
         })
     }

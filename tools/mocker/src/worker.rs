@@ -43,6 +43,8 @@ pub(crate) struct Worker {
     /// Names this run of the worker to its peers.
     pub(crate) engine_id: String,
     pub(crate) started: u64,
+    /// The same in seconds, as exactly as a process knows it.
+    pub(crate) start_seconds: f64,
     pub(crate) is_stopped: AtomicBool,
     pub(crate) state: Mutex<State>,
 }
@@ -151,7 +153,8 @@ impl Worker {
             faults: Faults::new(config.seed),
             counters: Counters::default(),
             engine_id,
-            started: now.map_or(0, |now| now.as_secs()),
+            started: now.as_ref().map_or(0, |now| now.as_secs()),
+            start_seconds: now.map_or(0.0, |now| now.as_secs_f64()),
             is_stopped: AtomicBool::new(false),
             state: Mutex::new(State {
                 pool,

@@ -132,6 +132,14 @@ impl DeliveredOutput {
                 usage["prompt_tokens"] = json!(prompt);
                 usage["completion_tokens"] = json!(completion);
                 usage["total_tokens"] = json!(prompt + completion);
+                // What was sent already is part of the second engine's prompt, and not of the client's.
+                let mut room = prompt as u64;
+                for detail in ["cached_tokens", "created_cache_tokens"] {
+                    if let Some(tokens) = usage["prompt_tokens_details"][detail].as_u64() {
+                        usage["prompt_tokens_details"][detail] = json!(tokens.min(room));
+                        room -= tokens.min(room);
+                    }
+                }
             }
             out.extend_from_slice(format!("data: {value}\n\n").as_bytes());
         }
@@ -141,10 +149,13 @@ impl DeliveredOutput {
     /// The usage of both parts, when the engine tells that of the second.
     pub(crate) fn whole_usage(&self, rest: Usage, prompt_tokens: Option<usize>) -> Usage {
         let prompt = self.prompt_tokens(rest.prompt, prompt_tokens);
+        let cached = rest.cached.map(|cached| cached.min(prompt));
+        let computed = prompt - cached.unwrap_or(0);
         Usage {
             prompt,
             completion: rest.completion + self.pieces,
-            cached: rest.cached.map(|cached| cached.min(prompt)),
+            cached,
+            cache_written: rest.cache_written.map(|written| written.min(computed)),
             ..rest
         }
     }
@@ -267,7 +278,8 @@ mod tests {
             event(
                 json!({"id": "b", "created": 6, "choices": [{"index": 0, "delta": {"content": " three"}}]}),
             ),
-            event(json!({"id": "b", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}})),
+            event(json!({"id": "b", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1,
+                "prompt_tokens_details": {"cached_tokens": 4, "created_cache_tokens": 5}}})),
             "data: [DONE]\n\n".to_owned(),
         ];
         let joined = sent.splice(second.concat().as_bytes(), PROMPT);
@@ -278,12 +290,16 @@ mod tests {
         assert_eq!((&values[0]["id"], &values[0]["created"]), (&json!("a"), &json!(5)));
         assert_eq!(
             values[1]["usage"],
-            json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10})
+            json!({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10,
+                "prompt_tokens_details": {"cached_tokens": 4, "created_cache_tokens": 3}}),
+            "no more of the prompt was cached and computed than there is"
         );
         assert!(text.ends_with("data: [DONE]\n\n"));
-        let told = Usage { prompt: 9, completion: 1, ..Usage::default() };
+        let told =
+            Usage { prompt: 9, completion: 1, cached: Some(4), cache_written: Some(5), ..Usage::default() };
         let whole = sent.whole_usage(told, PROMPT);
         assert_eq!((whole.prompt, whole.completion), (7, 3));
+        assert_eq!((whole.cached, whole.cache_written), (Some(4), Some(3)));
     }
 
     #[test]

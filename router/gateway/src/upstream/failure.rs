@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderValue, StatusCode, header};
 use bytes::Bytes;
 use router_engines::client::refusal;
+use router_engines::dialect::Engine;
 use router_engines::upstream::UpstreamError;
 use router_fleet::{RankRef, Route};
 use router_openai::ApiError;
@@ -18,14 +19,12 @@ fn is_busy(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 425 | 429 | 503 | 529)
 }
 
-/// Whether an engine says that it has no such model: OpenAI's code, vLLM's field, or its words of before 0.10.
-fn names_no_model(body: &[u8]) -> bool {
+/// Whether an engine says, in vLLM's words, that it does not serve this model.
+fn lacks_model(body: &[u8], model: &str) -> bool {
     let Ok(answer) = serde_json::from_slice::<Value>(body) else { return false };
-    let error = answer.get("error").unwrap_or(&answer);
-    let message = error["message"].as_str().unwrap_or_default();
-    error["code"] == "model_not_found"
-        || error["param"] == "model"
-        || message.contains("model") && message.contains("does not exist")
+    // Before 0.10 the message was at the top.
+    let message = &answer.get("error").unwrap_or(&answer)["message"];
+    message.as_str().is_some_and(|text| text.contains(&format!("The model `{model}` does not exist")))
 }
 
 /// An engine's answer that is no success.
@@ -114,8 +113,11 @@ impl Failure {
         if status == StatusCode::UNAUTHORIZED || status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
             return failed;
         }
-        // The gateway asks for models that workers have said they serve: what this one says is no answer for a client.
-        if status == StatusCode::NOT_FOUND && names_no_model(&refusal.body) {
+        // The worker has said that it serves its pool's model, and is another run since: its answer is none for a client. An
+        // adapter that was unloaded is the client's matter, as is what a service outside the cluster says.
+        let is_own = rank.run.description.engine != Engine::OpenAi;
+        let model = rank.worker.pool.model();
+        if status == StatusCode::NOT_FOUND && is_own && lacks_model(&refusal.body, &model) {
             let reason = "it no longer serves the model";
             return Self { is_workers: false, is_other_model: true, ..Self::protocol(rank, reason) };
         }
@@ -153,7 +155,11 @@ impl Failure {
     /// A failure of another endpoint than the picked one blames no worker.
     #[must_use]
     pub(super) fn of_elsewhere(self, is_elsewhere: bool) -> Self {
-        Self { is_workers: self.is_workers && !is_elsewhere, ..self }
+        Self {
+            is_workers: self.is_workers && !is_elsewhere,
+            is_other_model: self.is_other_model && !is_elsewhere,
+            ..self
+        }
     }
 
     /// Silence behind a proxy: a client that does not read, or does not end its body, looks the same from here, so no worker is
@@ -219,22 +225,22 @@ impl Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::names_no_model;
+    use super::lacks_model;
 
     #[test]
-    fn engines_say_in_several_ways_that_they_have_no_such_model() {
+    fn an_engine_that_lacks_the_model_itself_says_so_by_its_name() {
         let said = [
-            // vLLM 0.10 and later, and before; OpenAI.
+            // vLLM 0.10 and later, and before.
             r#"{"error":{"message":"The model `a` does not exist.","type":"NotFoundError","param":"model","code":404}}"#,
             r#"{"object":"error","message":"The model `a` does not exist.","type":"NotFoundError","param":null,"code":404}"#,
-            r#"{"error":{"message":"no access","type":"invalid_request_error","param":null,"code":"model_not_found"}}"#,
         ];
-        said.iter().for_each(|body| assert!(names_no_model(body.as_bytes()), "{body}"));
+        said.iter().for_each(|body| assert!(lacks_model(body.as_bytes(), "a"), "{body}"));
         let other = [
+            r#"{"error":{"message":"The model `adapter` does not exist.","param":"model","code":404}}"#,
+            r#"{"error":{"message":"Response with id 'a' not found.","param":"response_id","code":404}}"#,
             r#"{"detail":"Not Found"}"#,
-            r#"{"error":{"message":"Response with id 'resp_1' not found.","param":"response_id","code":404}}"#,
             "no JSON",
         ];
-        other.iter().for_each(|body| assert!(!names_no_model(body.as_bytes()), "{body}"));
+        other.iter().for_each(|body| assert!(!lacks_model(body.as_bytes(), "a"), "{body}"));
     }
 }

@@ -76,10 +76,6 @@ impl End {
         self.peer.take()
     }
 
-    pub(super) fn peer_host(&self) -> HostId {
-        self.peer_host
-    }
-
     fn room(&self) -> usize {
         WINDOW.saturating_sub(self.flight_bytes + self.inbox.len())
     }

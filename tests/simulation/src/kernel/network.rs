@@ -33,6 +33,7 @@ pub(super) fn host_of(address: Ipv4Addr) -> Option<HostId> {
 
 /// 10.0.0.0.
 const BASE: u32 = 0x0A00_0000;
+/// First port that is given to a socket without one.
 pub(super) const EPHEMERAL: u16 = 32_768;
 /// Delay within a host.
 const LOCAL_DELAY: Nanos = 10 * MICROSECOND;

@@ -604,7 +604,7 @@ impl Kernel {
     pub(super) fn abort(&mut self, id: ObjectId) {
         let now = self.now;
         let Some(Socket { state: SocketState::Open(end), host, .. }) = self.socket(id) else { return };
-        let (peer, host, peer_host) = (end.abort(), *host, end.peer_host());
+        let (peer, host, peer_host) = (end.abort(), *host, end.peer_host);
         if let Some(peer) = peer {
             self.send_reset(peer, now, host, peer_host);
         }

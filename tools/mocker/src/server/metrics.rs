@@ -26,6 +26,14 @@ fn model_label(worker: &Worker) -> String {
 }
 
 fn vllm(worker: &Worker, stats: &MockStats, out: &mut String) -> std::fmt::Result {
+    if worker.config.tells_start {
+        let started = worker.start_seconds;
+        writeln!(
+            out,
+            "# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n\
+             # TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {started}"
+        )?;
+    }
     let (config, counters) = (&worker.config, &worker.counters);
     let labels = format!("engine=\"0\",model_name=\"{}\"", model_label(worker));
     let usage = stats.held_blocks as f64 / config.usable_blocks().max(1) as f64;
