@@ -26,6 +26,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use plan::Plan;
+use rest::SELDOM_WORKED;
 use runner::{Runner, Verdict, Watching};
 
 /// Runs clusters of Kvasir on a simulated kernel, under faults that a seed draws.
@@ -210,8 +211,9 @@ fn run_many(arguments: &Arguments, runner: &Runner, plans: impl Iterator<Item = 
     {
         tell_failure(arguments, runner, plan, reason)?;
     }
-    let idle: Vec<&String> =
-        totals.worked.iter().filter(|(_, count)| **count == 0).map(|(name, _)| name).collect();
+    let idle =
+        totals.worked.iter().filter(|(name, count)| **count == 0 && !SELDOM_WORKED.contains(&name.as_str()));
+    let idle: Vec<&String> = idle.map(|(name, _)| name).collect();
     if arguments.reaches_all && !idle.is_empty() {
         println!("never reached: {idle:?}");
         return Ok(false);
