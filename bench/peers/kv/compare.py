@@ -217,23 +217,33 @@ class Bench:
             def prepare(round):
                 generation = 100 + WARM_UP + round
                 assert self.move(one, Operation.SAVE, source, generation) == self.blocks
-                wanted = (round + 1 + WARM_UP) * self.blocks
+                # The blocks by which the connection was tried count as well.
+                wanted = (round + 2 + WARM_UP) * self.blocks
                 deadline = time.monotonic() + 60
                 while one.statistics()["far_written"] < wanted:
                     assert time.monotonic() < deadline, one.statistics()
                     time.sleep(0.005)
                 return lambda: self.fetch_and_load(two, target, generation)
 
+            # A store has nothing from a pool as long as its connection to it is being made.
+            assert self.move(one, Operation.SAVE, source, 99) == self.blocks
+            deadline = time.monotonic() + 60
+            while one.statistics()["far_written"] < self.blocks or self.fetched(two, 99) != self.blocks:
+                assert time.monotonic() < deadline, (one.statistics(), two.statistics())
+                time.sleep(0.05)
             # The memory of all slots is there after some rounds, here and in the pool.
             for round in range(-WARM_UP, 0):
                 assert prepare(round)() == self.blocks
                 self.check()
             yield self.row("fetched and loaded", two, prepare, self.memcpy)
 
-    def fetch_and_load(self, store, target, generation):
+    def fetched(self, store, generation):
         self.numbers += 1
         assert store.fetch(self.numbers, self.names(generation), 0)
-        assert self.end(store) == self.blocks, "not all blocks came from the pool"
+        return self.end(store)
+
+    def fetch_and_load(self, store, target, generation):
+        assert self.fetched(store, generation) == self.blocks, "not all blocks came from the pool"
         return self.move(store, Operation.LOAD, target, generation)
 
 

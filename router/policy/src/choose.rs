@@ -224,6 +224,49 @@ fn session(request: &Request, candidates: &[Candidate], random: u64) -> usize {
 mod tests {
     use super::*;
 
+    /// The first numbers of Vigna's splitmix64.c with the seeds 0 and 1.
+    #[test]
+    fn a_counter_is_scrambled_as_by_splitmix64() {
+        assert_eq!([scrambled(0), scrambled(1)], [0xE220_A839_7B1D_CDAF, 0x910A_2DEC_8902_5CC1]);
+    }
+
+    #[test]
+    fn a_draw_prefers_what_is_cheap_by_the_temperature() {
+        // By a softmax over 0 and 1: 1 to 1 / e.
+        let draws: usize = (0..20_000).map(|random| draw([1000.0, 1007.0].into_iter(), 1.0, random)).sum();
+        let share = draws as f64 / 20_000.0;
+        assert!((share - 1.0 / (1.0 + 1_f64.exp())).abs() < 0.01, "{share}");
+    }
+
+    #[test]
+    fn the_runner_up_of_a_draw_is_the_cheapest_of_the_others() {
+        let candidate = |requests| Candidate { requests, decoding_blocks: requests, ..Candidate::default() };
+        let candidates = [candidate(2), candidate(1), candidate(3)];
+        let policy = Policy { strategy: Strategy::Cost, temperature: 1.0, ..Policy::default() };
+        let request = Request { tokens: 16, block_tokens: 16, session: None };
+        let mut seen = [0; 3];
+        for random in 0..300 {
+            let choice = policy.choose(&request, &candidates, 0, random).expect("a choice");
+            seen[choice.index] += 1;
+            assert_eq!(choice.runner_up, Some(if choice.index == 1 { 0 } else { 1 }), "{choice:?}");
+        }
+        assert!(seen.iter().all(|&count| count > 0), "{seen:?}");
+    }
+
+    /// Two workers of which one has this many requests: the bound is 1.25 of the mean, with the new request, rounded up.
+    #[test]
+    fn a_session_leaves_its_worker_when_that_has_more_than_its_bound() {
+        let request = Request { tokens: 16, block_tokens: 16, session: Some(5) };
+        let candidate = |identity, requests| Candidate { identity, requests, ..Candidate::default() };
+        let first = session(&request, &[candidate(1, 0), candidate(2, 0)], 0);
+        let with = |requests| {
+            let of = |at: usize| if at == first { requests } else { 0 };
+            session(&request, &[candidate(1, of(0)), candidate(2, of(1))], 0)
+        };
+        assert_eq!(with(1), first, "1 is below 2");
+        assert_eq!(with(2), 1 - first, "2 is not below 2");
+    }
+
     #[test]
     fn the_least_and_the_next_are_those_of_a_sort() {
         for seed in 0..2000_u64 {

@@ -100,3 +100,57 @@ impl CostModel for PredictedTime {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten whole blocks and one token.
+    const REQUEST: Request = Request { tokens: 161, block_tokens: 16, session: None };
+    /// Three blocks are on the device, two more in host memory, one more on disk.
+    const CANDIDATE: Candidate = Candidate {
+        identity: 7,
+        leading: [3, 5, 6, 6],
+        queued_tokens: 320,
+        decoding_blocks: 40,
+        requests: 4,
+        transfer_seconds: 0.25,
+        is_cold: false,
+        speed: Speed { base: 0.5, per_token: 0.25, per_square: 100.0, per_decode: 2.0, per_onboard: 4.0 },
+    };
+
+    #[test]
+    fn a_cost_in_blocks_is_the_sum_of_its_parts() {
+        let model = BlockCost { prefill: 2.0, credit: [1.0, 0.75, 0.5, 0.25], request: 3.0 };
+        // Of 10.0625 blocks six are saved; of those two cost a quarter and one costs a half.
+        let wanted = Cost {
+            total: 8.125 + 2.0 + 40.0 + 52.0,
+            queue: 40.0,
+            prefill: 8.125,
+            onboard: 2.0,
+            transfer: 0.0,
+            decode: 52.0,
+        };
+        assert_eq!(model.cost(&REQUEST, &CANDIDATE), wanted);
+    }
+
+    #[test]
+    fn a_predicted_time_is_the_sum_of_its_parts() {
+        // 65 of 161 tokens are to be computed.
+        let square = 65.0 * 161.0 / 1e6;
+        assert_eq!(features(&REQUEST, &CANDIDATE), [1.0, 385.0, square, 4.0, 3.0]);
+        let cost = PredictedTime.cost(&REQUEST, &CANDIDATE);
+        let prefill = 0.5 + 0.25 * 65.0 + 100.0 * square;
+        let parts = [
+            (cost.queue, 80.0),
+            (cost.prefill, prefill),
+            (cost.onboard, 12.0),
+            (cost.transfer, 0.25),
+            (cost.decode, 8.0),
+            (cost.total, 80.0 + prefill + 12.0 + 0.25 + 8.0),
+        ];
+        for (number, (part, wanted)) in parts.into_iter().enumerate() {
+            assert!((part - wanted).abs() < 1e-9, "part {number}: {part}, not {wanted}");
+        }
+    }
+}

@@ -231,6 +231,75 @@ impl Learner {
 mod tests {
     use super::*;
 
+    fn is_close(a: f64, b: f64) -> bool {
+        (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
+    }
+
+    #[test]
+    fn a_factor_follows_the_logarithm_of_how_slow_a_worker_is() {
+        let mut factor = Factor::default();
+        factor.observe(1.0, 2.0);
+        // A fifth of the way, since four more observations are taken for granted.
+        let first = 2_f64.ln() / 5.0;
+        assert!(is_close(factor.value(), first.exp()), "{factor:?}");
+        factor.observe(3.0, 6.0);
+        let second = first * 0.999 + (2_f64.ln() - first * 0.999) / 6.0;
+        assert!(is_close(factor.value(), second.exp()) && factor.observations() == 2, "{factor:?}");
+        let before = factor;
+        for (expected, seconds) in [(1.0, 0.0), (1.0, -1.0), (-1.0, 1.0), (1e-320, 1e10)] {
+            factor.observe(expected, seconds);
+            assert_eq!(factor, before, "{expected} {seconds}");
+        }
+        for (value, kept) in [(2.0, 2.0), (100.0, 16.0), (1e-3, 1.0 / 16.0)] {
+            let factor = Factor::from_parts(value, 7);
+            assert_eq!((factor.value(), factor.observations()), (kept, 7));
+        }
+    }
+
+    #[test]
+    fn the_error_is_the_mean_of_the_predictions() {
+        let mut learner = Learner::default();
+        let mut errors = Vec::new();
+        for (tokens, seconds) in [(1000.0, 0.3), (2000.0, 0.5), (500.0, 0.04)] {
+            let features = [1.0, tokens, tokens * tokens / 1e6, 2.0, 0.0];
+            let before = learner.learned();
+            errors.push((before.seconds(features) - seconds).abs() / seconds);
+            learner.observe(features, seconds);
+            assert_ne!(learner.learned(), before, "what was seen counts at once");
+            let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+            assert!((learner.relative_error() - mean).abs() < 1e-6, "{} {mean}", learner.relative_error());
+        }
+        assert_eq!(learner.observations(), 3);
+        for _ in 3..103 {
+            learner.observe([1.0, 100.0, 0.01, 0.0, 0.0], 0.1);
+        }
+        assert!(learner.relative_error() > 0.0);
+        let (before, features) = (learner.learned(), [1.0, 3000.0, 9.0, 1.0, 0.0]);
+        // The 104th is solved for, and then every fourth.
+        learner.observe(features, 1.0);
+        let solved = learner.learned();
+        assert_ne!(solved, before);
+        (0..3).for_each(|_| learner.observe(features, 1.0));
+        assert_eq!(learner.learned(), solved);
+    }
+
+    #[test]
+    fn loads_that_were_hardly_seen_are_taken_for_as_cheap_as_was_guessed() {
+        let mut learner = Learner::default();
+        let guess = Speed::default().per_onboard;
+        let hoped = |learner: &Learner, loads: f64| {
+            let learned = learner.learned().per_onboard;
+            assert!(learned > 2.0 * guess, "{learned}");
+            (loads * learned + 4.0 * guess) / (loads + 4.0)
+        };
+        learner.observe([1.0, 100.0, 0.01, 0.0, 16.0], 1.0);
+        assert!(is_close(learner.speed().per_onboard, hoped(&learner, 1.0)), "{learner:?}");
+        learner.observe([1.0, 100.0, 0.01, 0.0, 0.0], 0.02);
+        assert!(is_close(learner.speed().per_onboard, hoped(&learner, 0.999)), "{learner:?}");
+        learner.observe([1.0, 100.0, 0.01, 0.0, 16.0], 1.0);
+        assert!(is_close(learner.speed().per_onboard, hoped(&learner, 0.999 * 0.999 + 1.0)), "{learner:?}");
+    }
+
     #[test]
     fn a_worker_of_known_speed_is_learned() {
         let truth =

@@ -62,6 +62,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_held_must_be_more_than_the_threshold() {
+        assert!(!is_worth_disaggregating(100, 40, 60));
+        assert!(is_worth_disaggregating(101, 40, 60));
+        assert!(!is_worth_disaggregating(40, 100, 0), "more may be held than was asked for");
+    }
+
+    #[test]
+    fn the_last_block_of_a_request_may_not_be_whole() {
+        let blocks = |tokens, block_tokens| Request { tokens, block_tokens, session: None }.blocks();
+        assert_eq!([blocks(160, 16), blocks(161, 16), blocks(1, 16), blocks(0, 16)], [10, 11, 1, 0]);
+    }
+
+    #[test]
     fn overlap_wins_until_load_outweighs_it() {
         for strategy in [Strategy::Cost, Strategy::PredictedTime] {
             let policy = policy(strategy);
