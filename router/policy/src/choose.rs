@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn a_draw_prefers_what_is_cheap_by_the_temperature() {
         // By a softmax over 0 and 1: 1 to 1 / e.
-        let draws: usize = (0..20_000).map(|random| draw([1000.0, 1007.0].into_iter(), 1.0, random)).sum();
+        let draws: usize = (0..20_000).map(|random| draw([1e6, 1e6 + 7.0].into_iter(), 1.0, random)).sum();
         let share = draws as f64 / 20_000.0;
         assert!((share - 1.0 / (1.0 + 1_f64.exp())).abs() < 0.01, "{share}");
     }

@@ -245,6 +245,9 @@ mod tests {
         factor.observe(3.0, 6.0);
         let second = first * 0.999 + (2_f64.ln() - first * 0.999) / 6.0;
         assert!(is_close(factor.value(), second.exp()) && factor.observations() == 2, "{factor:?}");
+        let mut fast = Factor::default();
+        fast.observe(2.0, 1.0);
+        assert!(is_close(fast.value(), (-first).exp()), "twice as fast weighs as much: {fast:?}");
         let before = factor;
         for (expected, seconds) in [(1.0, 0.0), (1.0, -1.0), (-1.0, 1.0), (1e-320, 1e10)] {
             factor.observe(expected, seconds);
@@ -260,7 +263,7 @@ mod tests {
     fn the_error_is_the_mean_of_the_predictions() {
         let mut learner = Learner::default();
         let mut errors = Vec::new();
-        for (tokens, seconds) in [(1000.0, 0.3), (2000.0, 0.5), (500.0, 0.04)] {
+        for (tokens, seconds) in [(1000.0, 0.3), (2000.0, 0.5), (5.0, 5e-4)] {
             let features = [1.0, tokens, tokens * tokens / 1e6, 2.0, 0.0];
             let before = learner.learned();
             errors.push((before.seconds(features) - seconds).abs() / seconds);
