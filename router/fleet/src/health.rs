@@ -91,10 +91,16 @@ impl Asked {
         let model = worker.pool.model.name().map(|name| name.to_string());
         let hints = Hints { model, ..config.hints.clone() };
         self.hides_sleep = false;
-        let description = dialect.describe(client, &hints).await?;
-        Ok(match same_run {
-            Some(run) if run.description.models == description.models => Answer::Same,
-            _ => Answer::New(Box::new(description)),
+        let Some(run) = same_run else {
+            return Ok(Answer::New(Box::new(dialect.describe(client, &hints).await?)));
+        };
+        // A late or refused description must not keep a worker out that is alive.
+        let described = tokio::time::timeout(config.health_timeout, dialect.describe(client, &hints)).await;
+        Ok(match described {
+            Ok(Ok(description)) if description.models != run.description.models => {
+                Answer::New(Box::new(description))
+            }
+            _ => Answer::Same,
         })
     }
 }

@@ -104,11 +104,11 @@ impl Deployment {
         places
     }
 
-    /// Asks for the deletion of the youngest, as a ReplicaSet chooses among equals.
+    /// Asks for the deletion of pods, those in the last places first.
     fn mark_surplus(&mut self, count: usize, now: Nanos) {
         for _ in 0..count {
-            let youngest = (0..self.pods.len()).rev().find(|engine| self.is_staying(*engine));
-            let Some(pod) = youngest.and_then(|engine| self.pods[engine].as_mut()) else { return };
+            let last = (0..self.pods.len()).rev().find(|engine| self.is_staying(*engine));
+            let Some(pod) = last.and_then(|engine| self.pods[engine].as_mut()) else { return };
             pod.leaving_since = Some(now);
             let name = pod.name.clone();
             self.server.change(|store| {
