@@ -17,6 +17,11 @@ built() { # what cargo was asked for, what was found
     exit 1
 }
 
+failed() { # what cargo was asked for
+    echo "run.sh: cargo could not build $1; $(df -h --output=avail "$root" | tail -n 1 | tr -d ' ') of disk are free" >&2
+    exit 1
+}
+
 build_test() { # package/target
     local package=${1%%/*} target=${1#*/} found
     # With all features of the whole workspace, as the README's test command has them: after it nothing is built again.
@@ -25,8 +30,9 @@ build_test() { # package/target
         what=(-p "$package" --lib)
         target=${package//-/_}
     fi
+    # Command substitutions do not inherit `set -e`: a build that fails is said here, beside what cargo printed.
     found=$(cargo test --no-run --quiet "${what[@]}" --message-format=json-render-diagnostics |
-        executables true "$target" "$package" | tail -n 1)
+        executables true "$target" "$package" | tail -n 1) || failed "$1"
     built "$1" "$found"
 }
 
@@ -34,6 +40,6 @@ build_kvasir() {
     local found
     [ -z "${KVASIR:-}" ] || { built "KVASIR=$KVASIR" "$KVASIR" && return; }
     found=$(cargo build --release --quiet -p control-node --message-format=json-render-diagnostics |
-        executables false kvasir control-node | tail -n 1)
+        executables false kvasir control-node | tail -n 1) || failed kvasir
     built kvasir "$found"
 }
