@@ -1,4 +1,4 @@
-//! One run: the cluster starts, lives through its plan, is healed, and must then come to rest and serve.
+//! One run: the cluster starts, goes through its plan, is healed, and must then come to rest and serve.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,18 +21,24 @@ use crate::kernel::{self, DiskFaults, HostId, KernelConfig, LinkFaults, Nanos, r
 use crate::plan::{Action, Plan};
 use crate::rest::{Counts, Observer};
 
-/// A cluster without faults is ready within this.
+/// Time within which a cluster without faults is ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-/// Each exchange ends within this once everything is healed.
+/// Time within which each exchange ends after all faults were healed.
 const ENDS_WITHIN: Duration = Duration::from_secs(600);
 
-/// Within this a fleet without requests has no more engines than it must.
+/// Time within which a fleet without requests shrinks to the fewest engines, in addition to the planner's
+/// waiting time.
 const SCALES_WITHIN: Duration = Duration::from_secs(240);
-/// One run in so many has its levels looked at all along.
+/// Seconds for which the planner waits before it scales down: `down_after` of `nodes.rs`, multiplied by four
+/// after each rise that follows a fall, up to two hours (`control/planner/src/planner.rs`).
+const DOWN_AFTER: u64 = 4;
+const DOWN_AFTER_FACTOR: u64 = 4;
+const DOWN_AFTER_MAX: u64 = 7200;
+/// One run in this many has its levels checked throughout.
 const WATCHES_ONE_SEED_IN: u64 = 4;
-/// So many looks in a row must find it so.
+/// Consecutive polls that must confirm a state.
 const STEADY_LOOKS: u32 = 20;
-/// How often the supervisor of processes looks whether one has ended.
+/// Interval at which the supervisor polls for ended processes.
 const LOOKS_EVERY: Duration = Duration::from_millis(250);
 
 /// Result of a run that passed.
@@ -42,34 +48,34 @@ pub(crate) struct Summary {
     pub(crate) steps: u64,
     pub(crate) turns: u64,
     pub(crate) simulated_nanos: u64,
-    /// How exchanges ended.
+    /// Number of exchanges by outcome.
     pub(crate) ends: BTreeMap<String, u64>,
-    /// How often parts of the system did what they are for, by their own counters at the end.
+    /// Counters of the system's parts at the end, which show that each part was exercised.
     pub(crate) worked: BTreeMap<String, u64>,
 }
 
-/// The world that a plan is carried out in.
+/// State of a run.
 struct Life {
     cluster: Cluster,
     catalog: Rc<Vec<Vec<Exchange>>>,
     ends: Counts,
-    /// Numbers of steps that ask, and how they ended.
+    /// Running exchanges: step number and outcome.
     asked: JoinSet<(usize, Ended)>,
     excuses: Excuses,
-    /// Steps whose exchanges ended rightly, and when.
+    /// Steps whose exchanges ended correctly, with the time of the end.
     right: BTreeMap<usize, Nanos>,
-    /// Answers whose cached tokens have an upper bound.
+    /// Number of answers whose cached tokens were checked against an upper bound.
     cached_checked: u64,
-    /// A level that was out of bounds.
+    /// The first level that was out of bounds.
     finding: Finding,
     tells: bool,
 }
 
-/// Carries out a plan in this process, which becomes the simulation, and ends it.
+/// Carries out a plan in this process, which becomes the simulation, and exits.
 pub(crate) fn live(plan: &Plan, catalog: &Catalog, prints_trace: bool, tells: bool) -> ! {
     std::panic::set_hook(Box::new(|panic| report::fail(&panic.to_string())));
     kernel::begin(&KernelConfig { seed: plan.seed, prints_trace });
-    // Both ways by which the programs here call the system end in the simulated one.
+    // Both ways in which the programs call the system must end in the simulated kernel.
     let [std, rustix] = [std::process::id(), rustix::process::getpid().as_raw_nonzero().get().unsigned_abs()];
     if std != rustix || kernel::now() > kernel::SECOND {
         report::fail("a library calls the system past the simulated kernel");
@@ -86,7 +92,7 @@ pub(crate) fn live(plan: &Plan, catalog: &Catalog, prints_trace: bool, tells: bo
 }
 
 fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Counts)> {
-    // The first runtime of the process makes what all have in common, and lives longest.
+    // The first runtime of the process creates the shared state, and lives longest.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = HostId::WORLD;
     LocalSet::new().block_on(&runtime, async {
@@ -108,7 +114,7 @@ fn carry_out(plan: &Plan, catalog: &Catalog, tells: bool) -> Result<(Counts, Cou
         };
         life.await_ready().await?;
         life.excuses = Excuses::new(plan, kernel::now());
-        // Looking makes connections and takes time of all nodes, so that most runs go without.
+        // Reading the levels makes connections and takes time of all nodes, so most runs do without.
         if plan.seed.is_multiple_of(WATCHES_ONE_SEED_IN) {
             let watched = life.cluster.watched(plan.requests_max);
             tokio::task::spawn_local(watched.watch(Rc::clone(&life.finding)));
@@ -174,7 +180,7 @@ impl Life {
 
     async fn go_through(&mut self, plan: &Plan) -> Result<()> {
         let began = Instant::now();
-        // The end of a fault is a step, too.
+        // The end of a fault is a step of its own.
         let mut steps: Vec<(u64, usize, Edge)> = Vec::new();
         for (number, step) in plan.steps.iter().enumerate() {
             steps.push((step.at, number, Edge::Begin(step.action.clone())));
@@ -305,10 +311,10 @@ impl Life {
         Ok(())
     }
 
-    /// What an engine had of a prompt is what its tenant has left there.
+    /// Checks that the cached tokens of a prompt come only from its tenant's requests.
     fn check_cached(&mut self, number: usize, ended: &Ended) -> Result<()> {
         let Some(cached) = ended.cached else {
-            // The usage may be the gateway's own, where the last engine of a stream has told none.
+            // The usage may be the gateway's own, if the last engine of a stream has reported none.
             ensure!(self.excuses.may_repeat(), "request {number} is not told how much was cached");
             return Ok(());
         };
@@ -347,9 +353,12 @@ impl Life {
         Ok(())
     }
 
-    /// Without requests one engine is enough, and one of the control services acts.
+    /// Without requests one engine is enough, and one of the control services leads.
     async fn await_scale(&mut self) -> Result<()> {
         let (began, mut steady) = (Instant::now(), 0);
+        let rises = u32::try_from(self.cluster.counts().scaled_up).unwrap_or(u32::MAX);
+        let patience = DOWN_AFTER.saturating_mul(DOWN_AFTER_FACTOR.saturating_pow(rises)).min(DOWN_AFTER_MAX);
+        let within = SCALES_WITHIN + Duration::from_secs(patience);
         while let Some((running, wanted)) = self.cluster.scale()? {
             let mut leaders = 0;
             for address in self.cluster.control_addresses() {
@@ -361,7 +370,7 @@ impl Life {
                 break;
             }
             ensure!(
-                began.elapsed() < SCALES_WITHIN,
+                began.elapsed() < within,
                 "{running} engines run and {wanted} are wanted without any request, and {leaders} control services lead"
             );
             sleep(LOOKS_EVERY).await;
@@ -370,7 +379,7 @@ impl Life {
         Ok(())
     }
 
-    /// Has each engine publish something once more: that an event was lost is seen from the number of the next one.
+    /// Makes each engine publish another event: its sequence number reveals a lost one.
     async fn nudge(&self) {
         sleep(Duration::from_secs(10)).await;
         for number in self.cluster.wanted_engines() {
@@ -379,7 +388,7 @@ impl Life {
         }
     }
 
-    /// A cluster that was healed serves as one to which nothing has happened.
+    /// Checks that a healed cluster serves as if there had been no faults.
     async fn final_questions(&mut self) -> Result<()> {
         for gateway in 0..self.cluster.gateway_count() as u8 {
             let address = self.cluster.gateway_address(gateway);
@@ -405,7 +414,7 @@ enum Edge {
     End(Action),
 }
 
-/// How long something lasts that ends by itself.
+/// Returns the duration of an action that ends by itself.
 fn lasts(action: &Action) -> Option<u64> {
     match action {
         Action::Kill { back_after: lasts, .. }
@@ -416,7 +425,7 @@ fn lasts(action: &Action) -> Option<u64> {
         | Action::Misbehave { lasts, .. }
         | Action::Disk { lasts, .. }
         | Action::Leave { lasts, .. } => Some(*lasts),
-        // `Cluster::supervise` starts a process again that was told to stop.
+        // `Cluster::supervise` restarts a process that was told to stop.
         Action::Ask { .. }
         | Action::Cut { .. }
         | Action::CutWatches

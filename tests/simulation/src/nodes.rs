@@ -1,4 +1,4 @@
-//! The programs that a simulated cluster runs, and what they are configured with.
+//! The programs of a simulated cluster, and their configurations.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -21,17 +21,17 @@ use crate::plan::{EngineKind, EnginePlan, Role, Tiers};
 pub(crate) const GATEWAY_PORT: u16 = 8000;
 pub(crate) const ADMIN_PORT: u16 = 9090;
 pub(crate) const ENGINE_PORT: u16 = 8100;
-/// Ports of a worker's KV events, their replay and its data plane.
+/// Ports of a worker's KV events, of their replay and of its data plane.
 const WORKER_PORTS: [u16; 3] = [8101, 8102, 8103];
 const STORE_PORT: u16 = 7400;
 pub(crate) const STORE_HTTP_PORT: u16 = 7401;
 
 const API_PORT: u16 = 6443;
 pub(crate) const CONTROL_PORT: u16 = 8090;
-/// File that says where the API server is.
+/// File with the address of the API server.
 pub(crate) const KUBECONFIG: &str = "kubeconfig.json";
 
-/// How long gateways, workers and stores let requests end that are there when they are told to stop.
+/// Drain time of gateways, workers and stores for requests in flight when they are told to stop.
 pub(crate) const DRAIN: Duration = Duration::from_secs(60);
 
 /// Key of each tenant and its SHA-256; the last one is also the administrator's.
@@ -42,12 +42,12 @@ const KEYS: [(&str, &str); 3] = [
 ];
 const KEYS_FILE: &str = "keys.toml";
 
-/// The key of a tenant.
+/// Returns the key of a tenant.
 pub(crate) fn key(tenant: u8) -> &'static str {
     KEYS[usize::from(tenant)].0
 }
 
-/// The last key is that of an administrator.
+/// Returns the last key, which is the administrator's.
 pub(crate) fn administrators_key() -> &'static str {
     KEYS[KEYS.len() - 1].0
 }
@@ -63,13 +63,13 @@ pub(crate) fn write_keys() -> Result<()> {
     std::fs::write(KEYS_FILE, keys).context("the file of keys")
 }
 
-/// How a node is told to stop, as by SIGTERM.
+/// Stops a node, as SIGTERM does.
 #[derive(Clone)]
 pub(crate) struct StopHandle(Arc<StopState>);
 
 struct StopState {
     is_told: AtomicBool,
-    /// To the command that runs now.
+    /// Sender to the running command.
     signals: Mutex<UnboundedSender<StopSignal>>,
 }
 
@@ -79,9 +79,13 @@ impl StopHandle {
         Self(Arc::new(StopState { is_told: AtomicBool::new(false), signals }))
     }
 
-    /// Where the next command hears its signals.
+    /// Returns the source of stop signals for the next command.
     fn source(&self) -> StopSource {
         let (signals, received) = mpsc::unbounded_channel();
+        if self.is_told() {
+            // The signal arrived between the start of the process and that of the command.
+            let _heard = signals.send(StopSignal::Terminate);
+        }
         *self.0.signals.lock().unwrap_or_else(PoisonError::into_inner) = signals;
         StopSource::Channel(received)
     }
@@ -90,26 +94,27 @@ impl StopHandle {
         self.0.is_told.load(Ordering::Relaxed)
     }
 
-    /// A command that does not listen yet hears of it once it does, where a real process would end at once.
+    /// A command that does not listen yet gets the signal when it does, where a real process would exit at
+    /// once.
     pub(crate) fn terminate(&self) {
         self.0.is_told.store(true, Ordering::Relaxed);
-        // A command that has ended hears nothing.
+        // A command that has ended has no receiver.
         let _unheard =
             self.0.signals.lock().unwrap_or_else(PoisonError::into_inner).send(StopSignal::Terminate);
     }
 }
 
-/// A process of a node. Mock engines have no handle: they know no signals.
+/// A process of a node. Mock engines have no stop handle: they ignore signals.
 pub(crate) struct Started {
     pub(crate) process: ProcessId,
     pub(crate) stop: Option<StopHandle>,
 }
 
-/// What gateways are configured with beside their peers.
+/// Configuration of gateways in addition to their peers.
 pub(crate) struct GatewayOptions {
     pub(crate) requests_max: u32,
     pub(crate) has_keys: bool,
-    /// Engines are pods, and not in a file.
+    /// Whether engines are found as pods, and not in a file.
     pub(crate) finds_pods: bool,
 }
 
@@ -136,7 +141,7 @@ pub(crate) fn write_gateway_config(number: usize, peers: &[HostId], options: &Ga
          requests_max = {}\n\
          [serve]\ndrain = \"{}s\"\n\
          [router]\ndisaggregate_above_tokens = 40\n\
-         [discovery]\n{discovery}\n{access}",
+         [discovery]\nguard_time = \"60s\"\n{discovery}\n{access}",
         peers.join(", "),
         options.requests_max,
         DRAIN.as_secs(),
@@ -144,7 +149,7 @@ pub(crate) fn write_gateway_config(number: usize, peers: &[HostId], options: &Ga
     std::fs::write(format!("gateway{number}.toml"), config).context("the gateway's configuration")
 }
 
-/// Starts a process that runs a command of `kvasir`, which ends when it is told to stop and not before.
+/// Starts a process that runs a command of `kvasir`; the command must end only when it is told to stop.
 fn start_command(host: HostId, name: &str, arguments: [&str; 3]) -> Started {
     let stop = StopHandle::new();
     let (handle, source) = (stop.clone(), stop.source());
@@ -180,8 +185,8 @@ pub(crate) fn start_control(host: HostId, number: u8) -> Started {
     )
 }
 
-/// Writes a control service's configuration: a few requests at a time are too many for one engine, and what was decided is
-/// carried out within seconds.
+/// Writes a control service's configuration in which a few concurrent requests are too many for one engine,
+/// and decisions are carried out within seconds.
 pub(crate) fn write_control_config(
     host: HostId,
     number: u8,
@@ -207,7 +212,7 @@ pub(crate) fn write_control_config(
     std::fs::write(format!("control{number}.toml"), config).context("the control service's configuration")
 }
 
-/// Starts a double of Kubernetes' API server. What it holds outlives its process.
+/// Starts a double of Kubernetes' API server. Its objects outlive the process.
 pub(crate) fn start_api_server(host: HostId, server: &ApiServer) -> Started {
     let routes = server.router();
     let process = kernel::start_process(host, "api", move || {
@@ -223,14 +228,14 @@ pub(crate) fn start_api_server(host: HostId, server: &ApiServer) -> Started {
     Started { process, stop: None }
 }
 
-/// Writes where the API server is, for all that ask it.
+/// Writes the kubeconfig with the API server's address for its clients.
 pub(crate) fn write_kubeconfig(host: HostId) -> Result<()> {
     let url = format!("http://{}:{API_PORT}", kernel::host_address(host));
     let content = tests_apiserver::kubeconfig(&url, deployment::NAMESPACE);
     std::fs::write(KUBECONFIG, content).context("the kubeconfig")
 }
 
-/// Runs a worker. Where its disk keeps it from starting it is started again, as whoever supervises it would.
+/// Runs a worker. A worker whose start fails because of its disk is restarted, as a supervisor would do.
 fn start_worker(host: HostId, number: usize, role: Role) -> Started {
     let role = match role {
         Role::Both => "both",
@@ -303,7 +308,7 @@ pub(crate) fn write_worker_config(
     std::fs::write(format!("worker{number}.toml"), config).context("the worker's configuration")
 }
 
-/// Starts an engine; with `is_other_model`, with a model that no gateway serves.
+/// Starts an engine; if `is_other_model`, with a model that no gateway serves.
 pub(crate) fn start_engine(
     host: HostId,
     number: usize,
