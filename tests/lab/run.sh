@@ -22,13 +22,12 @@ fi
 prepared=$("$here/kernel.sh") || { code=$? && echo "$prepared" && exit $code; }
 kvasir=$(build_kvasir)
 # Not tests of the lab's own: the system tests of hand-offs and of tiers, over RDMA.
-disaggregation=$(build_test control-node/disaggregation)
-tiers=$(build_test control-node/tiers)
+system=$(build_test control-node/system)
 binaries=()
 for test in "${tests[@]}"; do
     binary=$(build_test "$test")
     binaries+=("$binary")
 done
 "$here/vm.sh" --project "$root" --memory 4096 --timeout $((900 * ${KVASIR_LAB_PATIENCE:-1})) -- \
-    env KVASIR="$kvasir" DISAGGREGATION="$disaggregation" TIERS="$tiers" KVASIR_LAB_ONLY="${KVASIR_LAB_ONLY:-}" \
+    env KVASIR="$kvasir" SYSTEM_TESTS="$system" KVASIR_LAB_ONLY="${KVASIR_LAB_ONLY:-}" \
     KVASIR_LAB_PATIENCE="${KVASIR_LAB_PATIENCE:-1}" "$here/suite.sh" "${binaries[@]}"

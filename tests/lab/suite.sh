@@ -94,13 +94,13 @@ soak_while_a_rail_is_torn_out() {
 # does both; also when blocks are damaged on the way.
 hand_offs_over_rdma() {
     KVASIR_TEST_TRANSPORTS=rdma KVASIR_TEST_LENGTHS=15,17,33,100,257,400 \
-        "$DISAGGREGATION" --test-threads=1 --nocapture output_does_not_depend 2>&1 | tee /run/handoffs
+        "$SYSTEM_TESTS" --test-threads=1 --nocapture disaggregation::output_does_not_depend 2>&1 | tee /run/handoffs
     grep -q 'test result: ok. 1 passed' /run/handoffs && grep -o 'rdma: .*' /run/handoffs | tail -n 1
 }
 
 # A killed worker gets its blocks back from the memory of a store node, read over RDMA.
 blocks_of_another_node_over_rdma() {
-    KVASIR_TEST_TRANSPORTS=rdma "$TIERS" --test-threads=1 --nocapture another_nodes_memory 2>&1 | tee /run/tiers
+    KVASIR_TEST_TRANSPORTS=rdma "$SYSTEM_TESTS" --test-threads=1 --nocapture tiers::another_nodes_memory 2>&1 | tee /run/tiers
     grep -q 'test result: ok. 1 passed' /run/tiers && grep -o 'rdma: .*' /run/tiers | tail -n 1
 }
 
@@ -124,10 +124,8 @@ if [ -n "${KVASIR:-}" ]; then
     step "kvasir bench transfer beside ib_write_lat" 120 beside_perftest --test lat --op write --sizes 64 --iterations 500
     step "kvasir bench transfer beside ib_read_bw" 120 beside_perftest --test bw --op read --sizes 64K --iterations 20
 fi
-if [ -n "${DISAGGREGATION:-}" ]; then
+if [ -n "${SYSTEM_TESTS:-}" ]; then
     step "hand-offs of a model's blocks over RDMA" 400 hand_offs_over_rdma
-fi
-if [ -n "${TIERS:-}" ]; then
     step "blocks of another node over RDMA" 400 blocks_of_another_node_over_rdma
 fi
 for binary in "$@"; do

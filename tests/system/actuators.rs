@@ -1,7 +1,5 @@
-//! `kvasir control` that acts: on a Deployment of a double of Kubernetes' API server, and through KEDA's external scaler.
-//! Engines are mocks.
-
-mod support;
+//! `kvasir control` with `mode = "act"`: on a Deployment of a double of Kubernetes' API server, and through
+//! KEDA's external scaler. Engines are mocks.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -10,16 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::site::{ask, chat, mock, model_folder};
+use crate::support::{Process, Scratch, free_address, get, wait_for};
 use serde_json::{Value, json};
-use support::site::{ask, chat, mock, model_folder};
-use support::{Process, Scratch, free_address, get, wait_for};
 use tests_apiserver::{ApiServer, Rule};
 use tools_mocker::{Dialect, Mock, Role};
 
 const NAMESPACE: &str = "llm";
 const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// With one request at a time and a twentieth of the capacity in use, a few requests a second are too many for one worker.
+/// With one request at a time and a twentieth of the capacity in use, a few requests per second are too many
+/// for one worker.
 const PLANNER: &str = r#"
 [planner]
 mode = "act"
@@ -35,7 +34,7 @@ running_max = 1
 seasons = []
 "#;
 
-/// A child that is killed at the end.
+/// A child process that is killed on drop.
 struct Killed(Child);
 
 impl Killed {
@@ -53,8 +52,8 @@ impl Drop for Killed {
     }
 }
 
-/// The controllers of a Deployment: pods are made until there are as many as it says, and the ones that cost least are
-/// deleted; a deleted pod ends when its engine is idle.
+/// The controllers of a Deployment: pods are created up to its replicas, and surplus pods with the lowest
+/// deletion cost are deleted; a deleted pod ends when its engine is idle.
 struct Deployment {
     server: Arc<ApiServer>,
     runtime: tokio::runtime::Runtime,
@@ -217,7 +216,7 @@ fn a_deployment_follows_demand_one_of_two_controls_acts_and_a_hand_is_respected(
                     }
                 });
             }
-            // A wait that fails must not leave the clients running.
+            // A failed wait must not leave the clients running.
             let waited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 wait_for("the count to follow", until)
             }));
@@ -227,20 +226,20 @@ fn a_deployment_follows_demand_one_of_two_controls_acts_and_a_hand_is_respected(
         answered.load(Ordering::SeqCst)
     };
     let mut answered = load(6, &|| replicas() == Some(3) && ready() == 3);
-    // The leader dies: the other one acts.
+    // The leader is killed: the other control service takes over.
     let leader = usize::from(leads(1));
     let _ended = controls[leader].0.kill();
     let other = 1 - leader;
     let died = Instant::now();
     wait_for("the other to lead", || leads(other));
     println!("the other control leads {:?} after the leader was killed", died.elapsed());
-    // Some requests are on their way while pods go.
+    // Requests are in flight while pods are deleted.
     let until = Instant::now() + Duration::from_secs(2);
     answered += load(1, &|| Instant::now() > until);
     wait_for("one pod again", || replicas() == Some(1) && ready() == 1);
     let plan = told(&address, "/kvasir/plan");
     assert_eq!((&plan["mode"], &plan["pools"][0]["pool"]), (&json!("act"), &json!("both")), "{plan}");
-    // The Deployment is scaled by hand: the count stays, and the plan says why.
+    // The Deployment is scaled by hand: the count stays, and the plan gives the reason.
     server.change(|store| {
         let mut deployment = store.get("deployments", NAMESPACE, "decode").expect("it").clone();
         deployment["spec"]["replicas"] = json!(2);
@@ -258,7 +257,7 @@ fn a_deployment_follows_demand_one_of_two_controls_acts_and_a_hand_is_respected(
     controller.join().expect("no panic");
 }
 
-/// KEDA's protocol by Python's gRPC, with an autoscaler that has the usual tolerance.
+/// KEDA's protocol through Python's gRPC, with an autoscaler that has the default tolerance.
 #[test]
 fn keda_is_told_what_its_autoscaler_will_carry_out() {
     let has_package = Command::new("python3").args(["-c", "import grpc, google.protobuf"]).output();

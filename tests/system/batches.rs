@@ -1,14 +1,13 @@
-//! Files and batches: answered as single requests are, across a killed gateway, until they are cancelled, with the key of whoever
-//! began them and after everybody else's requests.
-
-mod support;
+//! Files and batches: answered like single requests, across a killed gateway, until they are cancelled, with
+//! the key of the client that created them, and after all other requests.
 
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use crate::support;
+use crate::support::site::{Site, official_client};
+use crate::support::{Process, Scratch, client, raw, wait_for};
 use serde_json::{Value, json};
-use support::site::{Site, official_client};
-use support::{Process, Scratch, client, raw, wait_for};
 use tools_mocker::{Fault, FaultKind, MockConfig};
 
 fn asked(gateway: &Process, key: Option<&str>, path: &str, body: Option<&Value>) -> (u16, Value) {
@@ -22,7 +21,7 @@ fn text_of(gateway: &Process, key: Option<&str>, path: &str) -> String {
     text
 }
 
-/// Uploads a file; its id.
+/// Uploads a file; returns its id.
 fn upload(gateway: &Process, key: Option<&str>, content: &str) -> String {
     let authorization = key.map_or(String::new(), |key| format!("authorization: Bearer {key}\r\n"));
     let body = format!(
@@ -124,7 +123,7 @@ fn a_cancelled_batch_keeps_what_was_answered() {
     let output = format!("/v1/files/{}/content", batch["output_file_id"].as_str().expect("a file"));
     assert_eq!(text_of(&site.gateway, None, &output).lines().count() as u64, completed);
     wait_for("the engine to be idle", || site.mocks[0].stats().running == 0);
-    // Cancelled again it stays as it is.
+    // A second cancellation changes nothing.
     let (_, again) = asked(&site.gateway, None, &format!("{path}/cancel"), Some(&json!({})));
     assert_eq!(again["status"], "cancelled");
 }
@@ -144,7 +143,7 @@ fn a_batch_works_with_the_key_of_whoever_began_it() {
     wait_for("its end", || asked(&site.gateway, key, &path, None).1["status"] == "completed");
     let log = || std::fs::read_to_string(&audit).unwrap_or_default();
     wait_for("the audit log", || log().lines().filter(|line| line.contains("\"alice\"")).count() == 3);
-    // Another tenant sees nothing of it.
+    // Another tenant does not see the batch.
     assert_eq!(asked(&site.gateway, other, &path, None).0, 404);
     assert_eq!(asked(&site.gateway, other, &format!("{path}/cancel"), Some(&json!({}))).0, 404);
     assert_eq!(asked(&site.gateway, other, &format!("/v1/files/{file}"), None).0, 404);
@@ -170,12 +169,12 @@ fn a_batch_works_with_the_key_of_whoever_began_it() {
     assert!(why.contains("not valid any more"), "{why}");
 }
 
-/// What is nothing of the file is not kept until it becomes something.
+/// Parts of an upload other than the file are not buffered while waiting for the file part.
 #[test]
 fn an_upload_without_a_file_in_it_ends_early() {
     let (_folder, site) = site("upload-head", "");
     let endless = [
-        // Before the first part, in a part's head, and in a part that is not the file.
+        // Before the first part, in a part's header, and in a part that is not the file.
         String::new(),
         "--B\r\nx: ".to_owned(),
         "--B\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\n".to_owned(),
@@ -217,7 +216,7 @@ fn metadata_of_a_batch_is_bounded() {
     assert_eq!(batch(json!({ "a": "b" })).0, 200);
 }
 
-/// A tenant runs two batches at a time.
+/// A tenant runs at most two batches at a time.
 #[test]
 fn a_batch_that_waits_for_its_turn_is_cancelled_at_once() {
     let (_folder, site) = site("batches-waiting", "batch_requests = 2\n");

@@ -1,15 +1,13 @@
-//! 1,000 requests that are hung up on at random moments: every slot and every lease comes back.
-
-mod support;
+//! 1,000 requests whose clients disconnect at random moments: every slot and every lease is freed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::support::{Cluster, Events, Random, get, leaks, open, prompt, request, wait_for};
 use serde_json::json;
-use support::{Cluster, Events, Random, get, leaks, open, prompt, request, wait_for};
 
-/// One at a time: one of them measures.
+/// Tests run one at a time, because one of them measures times.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const REQUESTS: u64 = 1000;
@@ -68,7 +66,8 @@ fn a_thousand_random_cancellations_leave_nothing_behind() {
     );
     assert!(cancelled > 100.0, "too few were really cancelled");
 
-    // The rig itself: a prefill that nobody fetches holds its blocks, and the same check must see that.
+    // Checks the test itself: a prefill that no decode worker fetches holds its blocks, and the same check
+    // must detect it.
     let mut planted = request(&prompt(5, 200), 1);
     planted["kv_transfer_params"] = json!({ "kvasir": "prefill", "transfer_id": 1 });
     let _held = open(&cluster.workers[0].address, "/v1/completions", &planted).expect("open");
@@ -79,7 +78,7 @@ fn a_thousand_random_cancellations_leave_nothing_behind() {
     assert!(found.iter().any(|leak| leak.starts_with("kvasir_transfer_open")), "{found:?}");
 }
 
-/// What a worker still does for requests, besides caching.
+/// Returns the gauges that show requests in progress on a worker; cached blocks are not included.
 fn busy(metrics: &std::collections::HashMap<String, f64>) -> Vec<String> {
     let names = ["kvasir_engine_requests_running", "kvasir_engine_requests_waiting", "kvasir_transfer_open"];
     let mut busy: Vec<String> = names
@@ -96,7 +95,7 @@ fn busy(metrics: &std::collections::HashMap<String, f64>) -> Vec<String> {
     busy
 }
 
-/// A client that goes away frees its slots within 100 ms, in the prefill worker as well.
+/// A client's disconnect frees its slots within 100 ms, on the prefill worker as well.
 #[test]
 fn a_hang_up_is_felt_everywhere_within_100_ms() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +116,7 @@ fn a_hang_up_is_felt_everywhere_within_100_ms() {
             drop(stream);
         }
         let started = Instant::now();
-        // Idle twice in a row: the workers are looked at one after the other.
+        // Idle in two consecutive polls, because the workers are polled one after the other.
         let mut idle = 0;
         while idle < 2 {
             let busy: Vec<String> =
@@ -133,6 +132,6 @@ fn a_hang_up_is_felt_everywhere_within_100_ms() {
         slowest.as_secs_f64() * 1e3
     );
     assert!(seen_busy >= 5, "the requests never reached the workers");
-    // The bound that is promised is 100 ms; the machine that runs the tests may be busy with others.
+    // The promised bound is 100 ms; the test machine may be busy with other tests.
     assert!(slowest < Duration::from_millis(400), "{slowest:?}");
 }

@@ -1,16 +1,15 @@
-//! `kvasir deploy`: a description that runs, mistakes that are named, Dynamo's description field by field, and workers of two
-//! generations that are never paired. Engines are mocks.
-
-mod support;
+//! `kvasir deploy`: a description that runs, problems that are named, Dynamo's description field by field,
+//! and workers of two generations that are never paired. Engines are mocks.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support;
+use crate::support::site::{ask, chat, mock};
+use crate::support::{Process, Scratch, client, free_address, get, open, wait_for};
 use serde_json::{Value, json};
-use support::site::{ask, chat, mock};
-use support::{Process, Scratch, client, free_address, get, open, wait_for};
 use tools_mocker::{Dialect, Mock, MockConfig, Role};
 
 fn example(name: &str) -> String {
@@ -23,7 +22,7 @@ fn render(file: &str, more: &[&str]) -> Output {
     command.args(["deploy", "render", file]).args(more).output().expect("it runs")
 }
 
-/// A script that is told to end when the test is over, and ends what it has started.
+/// A script that is terminated on drop, and terminates the processes that it started.
 struct Script(Child);
 
 impl Script {
@@ -51,7 +50,7 @@ fn ready(gateway: &str) -> usize {
     workers(gateway).iter().filter(|worker| worker["ready"] == true).count()
 }
 
-/// The README's example, from the description to the first answer, and everything that it started ends with it.
+/// Runs an example from its description to the first answer; all processes that it started end with it.
 #[test]
 fn a_description_runs_as_processes_until_it_is_stopped() {
     let scratch = Scratch::new("deploy-processes");
@@ -131,7 +130,7 @@ fn a_description_of_dynamos_is_taken_field_by_field() {
         count("left  ")
     );
     assert!(count("taken ") >= 20 && count("left  ") >= 10, "{said}");
-    // What it is taken for is a description of ours, which gives the same manifests.
+    // The converted description is a valid description, which renders the same manifests.
     let own = scratch.config("own.toml", &text);
     let manifests = |file: &str| String::from_utf8_lossy(&render(file, &[]).stdout).into_owned();
     let rendered = manifests(&own);
@@ -146,7 +145,7 @@ fn a_description_of_dynamos_is_taken_field_by_field() {
     assert!(output.status.success() && PathBuf::from(&folder).join("qwen.yaml").is_file(), "{output:?}");
 }
 
-/// What Kubernetes runs before an engine is stopped: it waits for the engine's own gauges.
+/// The preStop hook of an engine's pod: it waits for the engine's own gauges.
 #[test]
 fn a_pod_that_is_deleted_ends_its_requests_first() {
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
@@ -163,7 +162,7 @@ fn a_pod_that_is_deleted_ends_its_requests_first() {
         })
         .expect("a hook");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    // Half a second a token.
+    // Half a second per token.
     let config =
         MockConfig { decode_seconds_per_step: 0.5, speedup: 1.0, ..mock(Dialect::Vllm, Role::Both, false) };
     let engine = start(&runtime, config);
@@ -204,7 +203,7 @@ fn start(runtime: &tokio::runtime::Runtime, config: MockConfig) -> Mock {
     runtime.block_on(Mock::start(config, any)).expect("a mock engine")
 }
 
-/// An update: workers of the old and the new version beside each other.
+/// During an update, workers of the old and the new version run side by side.
 #[test]
 fn prefill_and_decode_workers_of_two_generations_are_never_paired() {
     let scratch = Scratch::new("deploy-generations");
@@ -267,19 +266,19 @@ fn prefill_and_decode_workers_of_two_generations_are_never_paired() {
     println!("pairs of generations in 40 requests: {pairs:?}");
     let both = [(Some("old"), Some("old")), (Some("new"), Some("new"))];
     assert_eq!(pairs, both.into(), "both generations serve, each by itself");
-    // The last prefill worker of the old version goes: its decode workers compute prompts themselves.
-    // In one step: half a list is another list.
+    // The last prefill worker of the old version is removed: its decode workers prefill themselves.
+    // Replaced atomically: half a list would be a different list.
     let anew = scratch.config("anew.toml", &listed(&["new"]));
     std::fs::rename(anew, &list).expect("the list");
     wait_for("three workers", || workers(&gateway.address).len() == 3 && ready(&gateway.address) == 3);
     let mut pairs = BTreeSet::new();
-    // Prompts of 97 seeds are different ones.
+    // The prompts of 97 seeds differ.
     routes(&mut pairs, 45..85);
     assert!(pairs.contains(&(None, Some("old"))) && pairs.contains(&(Some("new"), Some("new"))), "{pairs:?}");
     assert!(!pairs.contains(&(Some("new"), Some("old"))), "{pairs:?}");
 }
 
-/// Objects of manifests, in a cluster's form: resource and object.
+/// Returns the objects of manifests in the form of a cluster: resource and object.
 fn manifests(text: &str, namespace: &str) -> Vec<(&'static str, Value)> {
     let read = |text: &str| -> Value { serde_saphyr::from_str(text).expect(text) };
     let documents = text.split("---\n").filter(|text| text.lines().any(|line| !line.starts_with('#')));
@@ -295,7 +294,8 @@ fn manifests(text: &str, namespace: &str) -> Vec<(&'static str, Value)> {
         .collect()
 }
 
-/// An object without what a cluster and Helm add to it, and without its generation, which a chart computes itself.
+/// Returns an object without the fields that a cluster and Helm add, and without its generation, which a
+/// chart computes itself.
 fn bare(object: &Value) -> Value {
     fn clean(value: &mut Value) {
         if let Value::Object(fields) = value {
@@ -309,7 +309,7 @@ fn bare(object: &Value) -> Value {
                 fields.remove(name);
             }
             let is_helms = |name: &String| name.starts_with("meta.helm.sh/");
-            // Annotations of Helm's alone are none.
+            // Annotations that are only Helm's are dropped.
             let is_empty = |value: &Value| value.as_object().is_some_and(|all| all.keys().all(is_helms));
             fields.retain(|name, value| !is_helms(name) && (name != "annotations" || !is_empty(value)));
             fields.values_mut().for_each(clean);
@@ -324,7 +324,7 @@ fn bare(object: &Value) -> Value {
 
 const NAMESPACE: &str = "llm";
 
-/// A Python that has Helm's library, if there is one.
+/// Returns a Python that has Helm's library, if there is one.
 fn python_with_helm() -> Option<String> {
     let named = std::env::var("KVASIR_HELM_PYTHON").ok();
     named.into_iter().chain(["python3".to_owned()]).find(|python| {
@@ -333,7 +333,7 @@ fn python_with_helm() -> Option<String> {
     })
 }
 
-/// The chart holds the manifests, and an upgrade leaves the planner's count alone.
+/// The chart contains the manifests, and an upgrade keeps the planner's count.
 #[test]
 fn the_chart_is_linted_installed_and_upgraded_by_helms_own_library() {
     use std::io::{BufRead, BufReader, Write};
@@ -345,7 +345,7 @@ fn the_chart_is_linted_installed_and_upgraded_by_helms_own_library() {
     };
     let scratch = Scratch::new("deploy-helm");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    // One role that the planner sets, and one whose count is a value.
+    // One role whose count the planner sets, and one whose count is a value of the chart.
     let text = std::fs::read_to_string(example("vllm-disaggregated.toml")).expect("the example");
     let text = text
         .replace("max = 6\n", "workers = 2\n")
@@ -360,7 +360,7 @@ fn the_chart_is_linted_installed_and_upgraded_by_helms_own_library() {
         .arg(script)
         .args([&kubeconfig, &chart, NAMESPACE])
         .env("HELM_DRIVER", "memory")
-        // Its caches are of this test alone.
+        // Helm's caches are private to this test.
         .env("HOME", std::path::Path::new(&file).parent().expect("a folder"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -393,7 +393,7 @@ fn the_chart_is_linted_installed_and_upgraded_by_helms_own_library() {
     let prefill = stored("deployments", "qwen-large-prefill").expect("it");
     assert_eq!(label(&decode), label(&prefill), "one generation");
     assert_eq!((&decode["spec"]["replicas"], &prefill["spec"]["replicas"]), (&Value::Null, &json!(2)));
-    // The planner sets a count; an upgrade to another image must not undo it.
+    // The planner sets a count; an upgrade to another image must not change it.
     server.change(|store| {
         let mut object = decode.clone();
         object["spec"]["replicas"] = json!(5);
@@ -409,15 +409,16 @@ fn the_chart_is_linted_installed_and_upgraded_by_helms_own_library() {
     assert!(label(&new).is_string() && label(&new) != old, "another image is another generation");
 }
 
-/// From the manifests to an answer: a gateway with the ConfigMap's settings and the Role's rights, and a pod of the Deployment.
+/// From the manifests to an answer: a gateway with the ConfigMap's settings and the Role's rights, and a pod
+/// of the Deployment.
 #[cfg(feature = "kubernetes")]
 #[test]
 fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     let scratch = Scratch::new("deploy-pods");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let server = runtime.block_on(tests_apiserver::ApiServer::start(1)).expect("a port");
-    // The README's example.
-    let readme = include_str!("../../README.md");
+    // The example of control/deploy/README.md.
+    let readme = include_str!("../../control/deploy/README.md");
     let (_, text) = readme.split_once("```toml\n# qwen.toml\n").expect("the example");
     let (text, _) = text.split_once("```").expect("its end");
     let description = scratch.config("qwen.toml", text);
@@ -435,7 +436,7 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     let list = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
     };
-    // A gateway may do what its Role says, and nothing else.
+    // The gateway has exactly the rights of its Role.
     let role = named("roles", "qwen-gateway");
     let rules = role["rules"].as_array().expect("rules").iter().map(|rule| tests_apiserver::Rule {
         groups: list(&rule["apiGroups"]),
@@ -446,7 +447,7 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     server.allow(rules.collect());
     let settings =
         named("configmaps", "qwen-settings")["data"]["kvasir.toml"].as_str().expect("settings").to_owned();
-    // Ports of this machine; one gateway has no others to tell.
+    // Ports of this machine; a single gateway has no peers.
     let admin = free_address();
     let settings: String = settings
         .replace("0.0.0.0:9090", &admin)
@@ -473,7 +474,7 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
         pod["metadata"]["name"] = json!(format!("qwen-both-{number}"));
         pod["metadata"]["namespace"] = json!(NAMESPACE);
         pod["metadata"]["uid"] = json!(format!("uid-{number}"));
-        // A mock engine is at a port of this machine, and serves another model's name.
+        // The mock engine listens on a port of this machine, and serves a different model name.
         pod["metadata"]["annotations"] = json!({"kvasir/port": port});
         pod
     };
@@ -489,13 +490,13 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     assert!(served_in < Duration::from_secs(2), "{served_in:?}");
     server.change(|store| store.put("pods", pod(1)));
     wait_for("two workers", || ready(&admin) == 2);
-    // It is to be deleted: its requests before that may be under way.
+    // The pod is being deleted: requests that it got before may be in flight.
     server.change(|store| {
         let mut leaving = pod(0);
         leaving["metadata"]["deletionTimestamp"] = json!("2026-11-25T10:00:00Z");
         store.put("pods", leaving);
     });
-    // 50 ms on a machine that does nothing else.
+    // 50 ms on an idle machine.
     let deleted = Instant::now();
     wait_for("one worker", || ready(&admin) == 1);
     let left_in = deleted.elapsed();
@@ -520,7 +521,7 @@ fn a_pod_of_the_manifests_is_served_at_once_and_left_at_once() {
     assert_eq!(seen, 0);
 }
 
-/// What every example's gateways, control services and workers read is found right by `kvasir config check`.
+/// The configurations of every example's gateways, control services and workers pass `kvasir config check`.
 #[test]
 fn the_settings_of_every_example_pass_the_check() {
     let scratch = Scratch::new("deploy-check");
@@ -545,7 +546,7 @@ fn the_settings_of_every_example_pass_the_check() {
     assert!(checked >= 5, "each example has settings: {checked}");
 }
 
-/// `kvasir control` with the settings that `kvasir deploy operator` prints.
+/// Runs `kvasir control` with the settings that `kvasir deploy operator` prints.
 #[cfg(feature = "kubernetes")]
 #[test]
 fn an_operator_makes_what_a_graph_of_the_cluster_says() {

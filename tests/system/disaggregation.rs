@@ -1,15 +1,14 @@
 //! Disaggregated output equals aggregated output: token for token, log-probability for log-probability.
 
-mod support;
-
+use crate::support;
+use crate::support::{Cluster, get, prompt, request, wait_for};
 use serde_json::Value;
-use support::{Cluster, get, prompt, request, wait_for};
 
 const PROMPTS: u64 = 50;
 const TOKENS: usize = 6;
 
-/// Lengths from 1 to 1,500, with the block borders among them; `KVASIR_TEST_LENGTHS=17,300` names others, for machines
-/// that are slow.
+/// Lengths from 1 to 1,500, including block boundaries; `KVASIR_TEST_LENGTHS=17,300` selects others, for slow
+/// machines.
 fn lengths() -> Vec<usize> {
     if let Ok(named) = std::env::var("KVASIR_TEST_LENGTHS") {
         return named.split(',').map(|len| len.parse().expect("a number of tokens")).collect();
@@ -31,13 +30,13 @@ fn outputs(cluster: &Cluster) -> Vec<Value> {
     outputs.collect()
 }
 
-/// Both that every machine has; `KVASIR_TEST_TRANSPORTS=rdma` names others.
+/// Returns the two transports that every machine has; `KVASIR_TEST_TRANSPORTS=rdma` selects others.
 fn transports() -> Vec<String> {
     let named = std::env::var("KVASIR_TEST_TRANSPORTS").unwrap_or_else(|_| "shm,tcp".to_owned());
     named.split(',').map(str::to_owned).collect()
 }
 
-/// Everything above `threshold` uncached tokens goes through the prefill worker.
+/// Prompts with more than `threshold` uncached tokens go through the prefill worker.
 fn disaggregated(name: &str, transfer: &str, more: &str) -> Cluster {
     let config =
         format!("[router]\ndisaggregate_above_tokens = 15\n[transfer]\ntransport = \"{transfer}\"\n{more}");
@@ -51,7 +50,7 @@ fn assert_equal(expected: &[Value], found: &[Value], what: &str) {
     }
 }
 
-/// The gateway's status, which `kvasir top` and the page draw, tells what its workers have handed over.
+/// The gateway's status, which `kvasir top` and the page show, contains its workers' hand-offs.
 fn shown_by_the_gateway(cluster: &Cluster, bytes: u64, transfers: u64) {
     let of = |role: &str| {
         let (_, text) = get(&cluster.gateway.address, "/kvasir/status").expect("an answer");
@@ -93,7 +92,7 @@ fn output_does_not_depend_on_where_the_prompt_was_computed() {
         let sent = lengths().into_iter().filter(|&len| len > 16);
         let (prompts, tokens) = (sent.clone().count() as f64, sent.sum::<usize>() as f64);
         assert!(transfers >= prompts * 0.9, "{transport}: only {transfers} transfers of {prompts} prompts");
-        // Prompts begin alike: what is cached already is not sent again.
+        // The prompts share prefixes: cached blocks are not sent again.
         assert!(blocks >= tokens / 16.0 * 0.6, "{transport}: {blocks} blocks of {tokens} tokens");
         assert!(bytes >= blocks * 16384.0, "{transport}: {blocks} blocks, {bytes} bytes");
         assert_eq!(decode.metric("kvasir_transfer_checksum_failures_total"), 0.0);
@@ -114,7 +113,7 @@ fn output_does_not_depend_on_where_the_prompt_was_computed() {
     }
 }
 
-/// Workers that hold one secret hand over as they do without.
+/// Workers with a shared secret hand over as without one.
 #[test]
 fn workers_that_share_a_secret_hand_over() {
     let folder = support::Scratch::new("secret");

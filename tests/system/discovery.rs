@@ -1,20 +1,20 @@
-//! Discovery: workers that a file or a name lists come, change and go while the gateway serves, and mistakes change nothing.
-
-mod support;
+//! Discovery: workers of a file or a DNS name are added, changed and removed while the gateway serves, and
+//! mistakes change nothing.
 
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support;
+use crate::support::site::{Site, chat, mock};
+use crate::support::{Scratch, get, wait_for};
 use serde_json::Value;
-use support::site::{Site, chat, mock};
-use support::{Scratch, get, wait_for};
 use tools_mocker::{Dialect, MockConfig, Role};
 
 fn vllm() -> MockConfig {
     mock(Dialect::Vllm, Role::Both, true)
 }
 
-/// A gateway that finds its workers in this file.
+/// A gateway that discovers its workers in this file.
 fn site(name: &str, file: &Path, mocks: usize, more: &str) -> Site {
     let config = format!("[discovery]\nfile = {:?}\n{more}", file.display().to_string());
     let site = Site::start_some(name, (0..mocks).map(|_| vllm()).collect(), &[], &config, 0);
@@ -24,7 +24,7 @@ fn site(name: &str, file: &Path, mocks: usize, more: &str) -> Site {
 
 fn write(file: &Path, workers: &[(String, &str)]) {
     let worker = |(url, more): &(String, &str)| format!("[[worker]]\nurl = {url:?}\n{more}\n");
-    // As editors and mounted ConfigMaps do: the whole file at once.
+    // The whole file is replaced at once, as editors and mounted ConfigMaps do.
     let new = file.with_extension("new");
     std::fs::write(&new, workers.iter().map(worker).collect::<String>()).expect("written");
     std::fs::rename(&new, file).expect("renamed");
@@ -36,7 +36,7 @@ fn workers(site: &Site) -> Value {
     serde_json::from_str(&body).expect("JSON")
 }
 
-/// The state of the worker at this address; null when there is none.
+/// Returns the state of the worker at this address; null if there is none.
 fn state(site: &Site, url: &str) -> Value {
     let told = workers(site);
     let found = told["workers"].as_array().into_iter().flatten().find(|worker| worker["url"] == *url);
@@ -80,7 +80,7 @@ fn a_file_is_the_roster_and_mistakes_in_it_change_nothing() {
     assert_eq!(requests(&site, 0), before, "a worker that drains gets no request");
     assert!(requests(&site, 1) >= 8);
 
-    // A mistake: the file's error is shown with its line, and everything goes on.
+    // A mistake: the file's error is shown with its line, and the workers stay.
     std::fs::write(&file, "[[worker]]\nurl = \"http://a:1\"\nrole = 7\n").expect("written");
     wait_for("the mistake to be shown", || source(&site)["error"].is_string());
     let error = source(&site)["error"].to_string();
@@ -88,7 +88,7 @@ fn a_file_is_the_roster_and_mistakes_in_it_change_nothing() {
     assert_eq!(site.gateway.metric("kvasir_discovery_failing"), 1.0);
     ask(&site, 2, 200);
 
-    // A worker of a pool that is not there is left out, and says so; the others are taken.
+    // A worker of an unknown pool is left out with a message; the others are used.
     write(&file, &[(urls[1].clone(), "uid = \"pod-1\""), (urls[0].clone(), "pool = \"none\"")]);
     wait_for("the mistake to be mended", || source(&site)["error"].is_null());
     let told = workers(&site);
@@ -102,7 +102,8 @@ fn a_file_is_the_roster_and_mistakes_in_it_change_nothing() {
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(printed.contains("workers.toml: 2 workers\n") && printed.contains("left out: "), "{printed}");
 
-    // Another identity at the same address is another worker: what was known of the first is gone.
+    // A different identity at the same address is a different worker: the state of the previous one is
+    // dropped.
     wait_for("it to be ready", || state(&site, &urls[1]) == "ready");
     write(&file, &[(urls[1].clone(), "uid = \"pod-1\"")]);
     wait_for("the mistake to be mended", || {
@@ -132,7 +133,7 @@ fn a_list_that_lacks_most_workers_is_not_believed_while_they_answer() {
     wait_for("both to be suspect", || site.gateway.metric("kvasir_discovery_suspect") == 2.0);
     let began = std::time::Instant::now();
     ask(&site, 8, 0);
-    // One of them dies: it is the health check that finds it.
+    // One of the workers is killed: the health check detects it.
     drop(site.mocks.remove(0));
     wait_for("one to be down", || site.ready() == 1);
     ask(&site, 4, 100);
@@ -160,7 +161,7 @@ fn addresses_of_a_name_are_workers() {
         let gateway = support::Process::start(&["gateway", "--config", &path]);
         Site { runtime, mocks: vec![mock], gateway, scratch }
     };
-    // Its IPv6 address may be a worker too, which nothing answers at.
+    // The name's IPv6 address may also become a worker, at which no engine answers.
     wait_for("the worker behind the name", || site.ready() == 1);
     ask(&site, 4, 0);
     assert!(source(&site)["source"].to_string().contains("dns localhost:"));

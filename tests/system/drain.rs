@@ -1,13 +1,13 @@
-//! How a gateway ends: what is in flight is finished until its time is over, and whoever is silent holds nothing up.
-
-mod support;
+//! Shutdown of a gateway: requests in flight are finished until the drain time is over, and idle clients do
+//! not delay the end.
 
 use std::io::Read;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use support::site::{Site, chat, mock};
-use support::{free_address, open, wait_for};
+use crate::support;
+use crate::support::site::{Site, chat, mock};
+use crate::support::{free_address, open, wait_for};
 use tools_mocker::{Dialect, Fault, FaultKind, MockConfig, Role};
 
 fn ended(site: &mut Site, within: Duration) -> (Option<i32>, Duration) {

@@ -1,14 +1,13 @@
-//! The gateway in front of engines that know nothing of it: mock engines that speak as vLLM and SGLang do.
-
-mod support;
+//! The gateway in front of engines without any Kvasir code: mock engines that imitate vLLM and SGLang.
 
 use std::io::Read;
 use std::net::Shutdown;
 use std::path::PathBuf;
 
+use crate::support;
+use crate::support::site::{Site, ask, chat, mock, streamed};
+use crate::support::{Cluster, Events, Scratch, get, open, post, wait_for};
 use serde_json::{Value, json};
-use support::site::{Site, ask, chat, mock, streamed};
-use support::{Cluster, Events, Scratch, get, open, post, wait_for};
 use tools_mocker::{Dialect, Fault, FaultKind, Mock, MockConfig, Role};
 
 #[test]
@@ -30,7 +29,7 @@ fn vllm_engines_are_routed_by_their_events() {
         assert_eq!(status, 200, "{answer}");
         conversation.push(answer["choices"][0]["message"].clone());
         conversation.push(json!({"role": "user", "content": format!("and turn {turn}?")}));
-        // What a turn leaves behind is known before the next one of the same conversation.
+        // The blocks of a turn are indexed before the next turn of the same conversation.
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     let (_, metrics) = get(&site.gateway.address, "/metrics").expect("metrics");
@@ -64,7 +63,7 @@ fn prefill_and_decode_meet_in_each_makes_way() {
             "[gateway]\nhandoff = \"{handoff}\"\nmooncake_bootstrap = \"FIRST\"\n[router]\ndisaggregate_above_tokens = 16\n"
         );
         let site = Site::start(name, mocks, &flags, &config);
-        // One that does both says what the answer should be: what an engine says does not depend on its role.
+        // A mock with both roles gives the expected answer: an engine's answer does not depend on its role.
         let listen = "127.0.0.1:0".parse().expect("an address");
         let both = site.runtime.block_on(Mock::start(mock(dialect, Role::Both, false), listen));
         let both = both.expect("a mock engine");
@@ -81,7 +80,7 @@ fn prefill_and_decode_meet_in_each_makes_way() {
             let text =
                 |answer: &Value| answer["choices"][0]["message"]["content"].as_str().map(str::to_owned);
             assert_eq!(text(&answer), text(&expected), "{name}");
-            // Another one, since the decode worker has this prompt now.
+            // A different prompt, because the decode worker now holds the previous one.
             let body = chat(20 + number * 9, number + 50, 8);
             let (whole, _) = streamed(&site.gateway.address, &body).expect("a stream");
             let expected = direct(&body);
@@ -91,7 +90,7 @@ fn prefill_and_decode_meet_in_each_makes_way() {
         wait_for("no block to be held for nobody", || {
             site.mocks.iter().all(|mock| mock.stats().leased_blocks == 0)
         });
-        // Without the prefill worker the decode worker does everything, unless it is SGLang's.
+        // Without the prefill worker the decode worker does everything, except with SGLang.
         let dead = Fault { kind: FaultKind::Error, probability: 1.0, count: None, millis: 0, tokens: 1 };
         site.mocks[0].fault(dead).expect("a fault");
         let body = chat(50, 99, 8);
@@ -114,18 +113,19 @@ fn an_sglang_decode_server_never_gets_a_request_alone() {
     let config = "[gateway]\nworker_wait = \"300ms\"\n";
     let mut site = Site::start("sglang-pairs", sglang_pair(), &["--worker", "--worker"], config);
     let address = site.gateway.address.clone();
-    // Prompts below the threshold, and such that the decode server holds already: a lone leg would be a 400.
+    // Prompts below the threshold, and prompts that the decode server already holds: a request to only one of
+    // the servers would be a 400.
     for number in 0..8 {
         let body = chat(4 + number * 4, number, 6);
         for _ in 0..3 {
             let (status, answer) = site.chat(&body);
             assert_eq!(status, 200, "{answer}");
-            // The events of this one are there before the next.
+            // The events of this request arrive before the next one.
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
     }
     assert_eq!(site.gateway.metric("kvasir_gateway_disaggregated_total"), 24.0);
-    // Without a prefill server requests wait, and are told that no worker is there.
+    // Without a prefill server requests wait, and then fail because no worker is available.
     let prefill = site.mocks.remove(0);
     let place = prefill.address();
     site.runtime.block_on(prefill.stop());
@@ -139,7 +139,7 @@ fn an_sglang_decode_server_never_gets_a_request_alone() {
     wait_for("the prefill server to be back", || get(&address, "/health").is_ok_and(|(code, _)| code == 200));
     let (status, answer) = site.chat(&chat(10, 80, 4));
     assert_eq!(status, 200, "{answer}");
-    // Nor does a prefill server, when the decode server is gone.
+    // Without a decode server requests fail as well.
     let decode = site.mocks.remove(1);
     site.runtime.block_on(decode.stop());
     let (status, answer) = site.chat(&chat(10, 90, 4));
@@ -219,7 +219,7 @@ fn hand_offs_are_predicted_and_told_alike() {
 
 #[test]
 fn a_stream_goes_on_with_another_engine() {
-    // With a token for each byte, an engine that is given the text so far has the very tokens that were generated.
+    // With one token per byte, an engine that gets the text so far has exactly the generated tokens.
     let tiny = MockConfig { eos_one_in: 0, ..MockConfig::tiny().expect("a configuration") };
     let mocks = vec![tiny.clone(), tiny];
     let config = "[gateway]\nstall = \"300ms\"\n[router]\nstrategy = \"round-robin\"\n";
@@ -237,7 +237,7 @@ fn a_stream_goes_on_with_another_engine() {
         }
     }
     assert!(site.gateway.metric("kvasir_gateway_migrations_total") >= 16.0);
-    // What cannot be continued says so, in the stream.
+    // A stream that cannot be continued ends with an error event.
     let die = Fault { kind: FaultKind::DieMidStream, probability: 1.0, count: None, millis: 0, tokens: 1 };
     site.mocks.iter().for_each(|mock| mock.fault(die.clone()).expect("a fault"));
     let mut body = chat(30, 7, 12);
@@ -266,7 +266,7 @@ fn refusals_are_the_engines_and_busy_engines_are_avoided() {
     site.mocks[1].fault(busy).expect("a fault");
     let (status, answer) = site.chat(&chat(10, 1, 4));
     assert_eq!(status, 503, "{answer}");
-    // A field that nobody here knows reaches the engine; one that steers transfers does not.
+    // An unknown field is passed to the engine; a field that controls transfers is not.
     site.mocks.iter().for_each(Mock::heal);
     let mut body = chat(40, 3, 4);
     body["kv_transfer_params"] =
@@ -325,7 +325,7 @@ fn keys_limits_and_salts() {
     assert_eq!(ask(Some(&bob.secret), "/kvasir/status", None).0, 403);
     assert_eq!(ask(Some(&boss.secret), "/kvasir/status", None).0, 200);
     assert_eq!(ask(None, "/health", None).0, 200);
-    // A key that is taken out of the file is void a moment later; a bad file changes nothing.
+    // A key that is removed from the file becomes invalid shortly after; an invalid file changes nothing.
     std::fs::write(&keys, "[[key]]\nnonsense = 1\n").expect("the keys");
     std::thread::sleep(std::time::Duration::from_millis(2500));
     assert_eq!(ask(Some(&bob.secret), path, Some(&body)).0, 200);
@@ -397,7 +397,7 @@ fn a_prompt_that_was_sent_is_charged_though_its_client_left() {
     let words = body["messages"][0]["content"].as_str().expect("a text");
     let tokens = config.tokenizer.tokenizer.encode(words, false).expect("tokens").len();
     let key = router_access::new_key("alice", "acme").expect("a key");
-    // A prompt and a half: if the first is charged, there is enough for a second one after 20 s only.
+    // Enough for one and a half prompts: once the first is charged, a second one is possible only after 20 s.
     let limit = format!("models = [\"*\"]\ntokens_per_minute = {}", tokens * 3 / 2);
     let keys = scratch.config("keys.toml", &key.lines.replace("models = [\"*\"]", &limit));
     let audit = scratch.0.join("audit.jsonl");
@@ -468,7 +468,7 @@ fn bodies_that_cannot_be_read_say_why() {
         format!("{}zz\r\n{{}}", head("transfer-encoding: chunked\r\n")),
     ] {
         let mut stream = support::raw_open(address, &text);
-        // A server that has read enough may have closed it already.
+        // A server that has read enough may already have closed the connection.
         let _closed = stream.shutdown(Shutdown::Write);
         let mut answer = Vec::new();
         let _reset = stream.read_to_end(&mut answer);
@@ -552,7 +552,8 @@ fn messages_and_responses_over_chats() {
     assert_eq!(last["type"], "response.incomplete", "{last}");
 }
 
-/// Clients say in their API's own words how long their prompts' blocks are to be kept; engines with KvasirConnector hear it.
+/// Clients set in their API's own fields how long their prompts' blocks are kept; engines with
+/// KvasirConnector receive it.
 #[test]
 fn how_long_blocks_are_kept_is_the_clients_choice_within_the_operators_limit() {
     let with = MockConfig { has_data_plane: true, ..mock(Dialect::Vllm, Role::Both, false) };
@@ -592,7 +593,7 @@ fn how_long_blocks_are_kept_is_the_clients_choice_within_the_operators_limit() {
         json!({"model": "tiny", "max_tokens": 4, "prompt": content, "prompt_cache_retention": "60s"});
     let (status, told, text) = asked(&site, "/v1/completions", &completion);
     assert_eq!((status, told), (200, 60), "{text}");
-    // An operator who does not want it, and an engine that could not.
+    // An operator who has turned retention off, and an engine without retention.
     let with = MockConfig { has_data_plane: true, ..mock(Dialect::Vllm, Role::Both, false) };
     let config = "[gateway]\nprompt_cache_retention_max = \"0s\"\n";
     let site = Site::start("retention-off", vec![with], &["--worker"], config);
@@ -648,7 +649,7 @@ fn the_official_clients_are_content() {
     assert!(printed.matches("ok: ").count() >= 20, "{printed}");
 }
 
-/// Which model is served must not depend on the engine that answers first.
+/// The served model must not depend on the engine that answers first.
 #[test]
 fn two_models_without_a_choice_are_refused_by_name() {
     let scratch = Scratch::new("two-models");
@@ -705,7 +706,7 @@ fn requests_wait_in_the_gateway_and_not_at_the_engines() {
     };
     let site = Site::start("follow-engines", vec![engine], &["--worker"], "");
     let places = || site.gateway.metric("kvasir_gateway_running_requests_max");
-    // What the engine tells, and one in eight more.
+    // The capacity that the engine reports, plus one eighth.
     wait_for("the engine's places to be known", || places() == 9.0);
     let address = &site.gateway.address;
     let mut most = 0;
@@ -756,8 +757,8 @@ fn pages_of_named_origins_may_ask_from_a_browser_and_no_others() {
     assert!(answer.contains("access-control-allow-origin: https://chat.house"), "{answer}");
 }
 
-/// A request over HTTP/2 with prior knowledge, by the frames (RFC 9113, section 4): HEADERS without compression of
-/// `GET /livez`, and the answer's `:status 200` from the static table.
+/// A request over HTTP/2 with prior knowledge, in frames (RFC 9113, section 4): HEADERS without compression
+/// for `GET /livez`, and the answer's `:status 200` from the static table.
 #[test]
 fn http2_is_spoken_on_the_port_of_the_api() {
     use std::io::{Read, Write};

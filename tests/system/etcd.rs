@@ -1,15 +1,13 @@
-//! Engines that `kvasir register` puts into etcd: a real gateway, mock engines and a real etcd.
-
-mod support;
+//! Engines that `kvasir register` registers in etcd: a real gateway, mock engines and a real etcd.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::etcd::Etcd;
-use support::load::Load;
-use support::register::Register;
-use support::site::{Site, mock};
-use support::{get, wait_for};
+use crate::support::etcd::Etcd;
+use crate::support::load::Load;
+use crate::support::register::Register;
+use crate::support::site::{Site, mock};
+use crate::support::{get, wait_for};
 use tools_mocker::{Dialect, Role};
 
 fn site(name: &str, etcd: &Etcd, mocks: usize) -> Site {
@@ -23,8 +21,8 @@ fn site(name: &str, etcd: &Etcd, mocks: usize) -> Site {
     site
 }
 
-/// Workers come, etcd dies for `KVASIR_SECONDS` and comes back with nothing, everyone who registers workers dies: no request fails.
-/// A worker that leaves gets none from then on.
+/// Workers are registered, etcd is down for `KVASIR_SECONDS` and restarts empty, and all registering
+/// processes are killed: no request fails. A worker that leaves gets no request from then on.
 #[test]
 fn an_etcd_that_is_away_fails_no_request() {
     let Some(mut etcd) = Etcd::start("etcd-system", &[]) else { return };
@@ -45,12 +43,13 @@ fn an_etcd_that_is_away_fails_no_request() {
         site.gateway.metric("kvasir_discovery_suspect") == 0.0
             && site.gateway.metric("kvasir_discovery_workers") == 3.0
     });
-    // Who registered the first worker dies: nobody vouches for it, and it answers.
+    // The process that registered the first worker is killed: its lease expires, and the worker still
+    // answers.
     registered[0].kill();
     wait_for("its lease to run out", || site.gateway.metric("kvasir_discovery_suspect") == 1.0);
     let before = site.mocks[0].stats().requests;
     wait_for("requests all the same", || site.mocks[0].stats().requests > before + 20);
-    // The second one says goodbye.
+    // The second worker deregisters.
     registered[1].terminate();
     let told = Instant::now();
     let (mut last, mut count) = (Duration::ZERO, site.mocks[1].stats().requests);
@@ -70,7 +69,7 @@ fn an_etcd_that_is_away_fails_no_request() {
     assert!(last < Duration::from_millis(500), "{last:?}");
 }
 
-/// A network namespace behind a link that can be cut; gone when the test is over.
+/// A network namespace behind a link that can be cut; removed on drop.
 struct Namespace {
     name: String,
     link: String,
@@ -81,7 +80,7 @@ fn ip(arguments: &[&str]) -> bool {
 }
 
 impl Namespace {
-    /// `None`, after a loud word, where that is not allowed.
+    /// Returns `None`, with a printed message, if namespaces are not allowed.
     fn start() -> Option<Self> {
         let number = std::process::id();
         let (name, link) = (format!("kvasir-{number}"), format!("kv{number}"));
@@ -120,7 +119,7 @@ impl Drop for Namespace {
     }
 }
 
-/// The network between etcd and everything else is cut for `KVASIR_SECONDS`: nobody is told, and no request fails.
+/// The network between etcd and everything else is cut silently for `KVASIR_SECONDS`: no request fails.
 #[test]
 fn a_network_that_is_split_from_etcd_fails_no_request() {
     // Longer than the leases of the registrations.

@@ -1,7 +1,5 @@
-//! Workers that fail in ways a real one cannot be made to at will: they die after their last token, answer
-//! nothing, or hang with all connections open.
-
-mod support;
+//! Workers with failures that a real worker cannot be made to show on demand: they exit after their last
+//! token, do not answer, or hang with all connections open.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,25 +8,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use support::{
+use crate::support::{
     Cluster, MODEL, Process, Scratch, Streamed, open, post, prompt, read_stream, request, wait_for,
 };
+use serde_json::{Value, json};
 
-/// What a fake worker does with a completion.
+/// Behaviour of a fake worker for a completion.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
-    /// Sends every token asked for, then hangs up without finish and `[DONE]`.
+    /// Sends all requested tokens, then closes the connection without finish reason and `[DONE]`.
     AfterTheLastToken,
-    /// Sends finish, but no `[DONE]`.
+    /// Sends the finish reason, but no `[DONE]`.
     AfterTheFinish,
-    /// Sends the end-of-sequence token, then hangs up.
+    /// Sends the end-of-sequence token, then closes the connection.
     AfterTheEnd,
     /// Answers 500.
     Refuses,
 }
 
-/// A worker made of a few lines. Returns its URL and a count of the completions that it was asked for.
+/// Starts a minimal fake worker. Returns its URL and the count of completions that it has received.
 fn fake_worker(fault: Fault) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
@@ -100,7 +98,7 @@ fn completion(fault: Fault, tokens: u64) -> String {
     out
 }
 
-/// A gateway over the given workers.
+/// Starts a gateway for the given workers.
 fn gateway(name: &str, workers: &[&str]) -> (Process, Scratch) {
     let scratch = Scratch::new(name);
     let config =
@@ -146,7 +144,7 @@ fn a_worker_that_only_refuses_is_an_error_after_some_tries() {
     assert_eq!(asked.load(Ordering::SeqCst), 4, "the first try and three more");
 }
 
-/// A stopped process keeps its connections open: only its silence gives it away.
+/// A stopped process keeps its connections open: only its silence reveals it.
 #[test]
 fn a_hung_worker_is_given_up_and_its_streams_go_on() {
     let config = "[gateway]\nhealth_interval = \"100ms\"\nhealth_timeout = \"1s\"\n";

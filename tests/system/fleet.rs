@@ -1,7 +1,6 @@
-//! A fleet that changes: workers are added, drained, replaced and removed while requests run, by administrators and by the
-//! configuration, and peers hear of it; several models stand behind one gateway, split, aliased and with fallbacks.
-
-mod support;
+//! A changing fleet: workers are added, drained, replaced and removed while requests run, by administrators
+//! and by the configuration, and peers are notified; several models are behind one gateway, with splits,
+//! aliases and fallbacks.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -9,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::support;
+use crate::support::site::{Site, ask, chat, mock, streamed};
+use crate::support::{Process, get, post_json, wait_for};
 use serde_json::{Value, json};
-use support::site::{Site, ask, chat, mock, streamed};
-use support::{Process, get, post_json, wait_for};
 use tools_mocker::{Dialect, Fault, FaultKind, MockConfig, Role};
 
 fn engine() -> MockConfig {
@@ -45,7 +45,7 @@ fn kvasir(arguments: &[&str]) -> (bool, String) {
     (output.status.success(), text.concat())
 }
 
-/// Requests that an engine has ever begun.
+/// Returns the number of requests that an engine has started.
 fn served(site: &Site, which: usize) -> u64 {
     site.mocks[which].stats().requests
 }
@@ -63,7 +63,7 @@ fn workers_are_added_drained_and_removed_while_the_gateway_runs() {
     let (ok, shown) = kvasir(&["workers", "--gateway", &address]);
     assert!(ok && shown.lines().count() == 3 && shown.contains(&second), "{shown}");
 
-    // A stream is under way at the first when that is drained: it goes on, and nothing new comes.
+    // The first worker is drained during a stream: the stream continues, and no new request is sent there.
     let slow = Fault { kind: FaultKind::Slow, probability: 1.0, count: None, millis: 50, tokens: 0 };
     site.mocks[0].fault(slow).expect("a fault");
     let (ok, said) = kvasir(&["drain", &second, "--gateway", &address]);
@@ -87,7 +87,7 @@ fn workers_are_added_drained_and_removed_while_the_gateway_runs() {
     }
     assert_eq!((served(&site, 0) - before.0, served(&site, 1) - before.1), (0, 8));
 
-    // It leaves list, metrics and snapshot with its last trace.
+    // The worker is removed from list, metrics and snapshot without a trace.
     let (ok, said) = kvasir(&["workers", "remove", &first, "--gateway", &address]);
     assert!(ok && said.contains("removed"), "{said}");
     assert_eq!(workers(&site.gateway).len(), 1);
@@ -95,7 +95,7 @@ fn workers_are_added_drained_and_removed_while_the_gateway_runs() {
     assert!(metrics.contains(&second) && !metrics.contains(&first), "{metrics}");
     assert_eq!(site.chat(&chat(20, 1, 3)).0, 200);
 
-    // Mistakes are named.
+    // Mistakes are reported by name.
     let (ok, said) = kvasir(&["drain", "nobody:1", "--gateway", &address]);
     assert!(!ok && said.contains("there is no worker \"nobody:1\""), "{said}");
     for (body, part) in [
@@ -121,7 +121,7 @@ fn worker_keys_of_the_configuration_count_at_once_and_a_worker_that_comes_back_i
     let write = |list: &str| std::fs::write(&file, original.replace(&only, list)).expect("the file");
     write(&format!("workers = [{first:?}, {second:?}]"));
     wait_for("the second worker", || state(&site.gateway, &name_of(&second)) == "ready");
-    // A draining worker stays so when the file changes around it.
+    // A draining worker keeps its state when the file changes.
     let (ok, said) = kvasir(&["drain", &name_of(&second), "--gateway", &site.gateway.address]);
     assert!(ok, "{said}");
     write(&format!("workers = [{second:?}]"));
@@ -131,7 +131,7 @@ fn worker_keys_of_the_configuration_count_at_once_and_a_worker_that_comes_back_i
     wait_for("the first worker to come back", || state(&site.gateway, &name_of(&first)) == "ready");
     assert_eq!(site.chat(&chat(20, 1, 3)).0, 200);
 
-    // Another process at the address of the first: nothing is remembered of the one before.
+    // Another process at the address of the first: the state of the previous one is dropped.
     let blocks = |gateway: &Process| {
         let (_, body) = get(&gateway.address, "/kvasir/status").expect("a status");
         let status: Value = serde_json::from_str(&body).expect("JSON");
@@ -172,7 +172,7 @@ fn peers_hear_of_what_administrators_change() {
     let (ok, said) = kvasir(&["drain", &name_of(&first), "--gateway", &two.address]);
     assert!(ok, "{said}");
     wait_for("the first gateway to hear of it", || state(&one, &name_of(&first)) == "draining");
-    // A gateway that starts again hears of everything from its peer.
+    // A restarted gateway gets all changes from its peer.
     two.kill();
     two.restart();
     two.wait_healthy();
@@ -187,7 +187,7 @@ fn several_models_stand_behind_one_gateway() {
                   [[pool]]\nname = \"beta\"\naliases = [\"b\"]\nworkers = [\"URL1\"]\n\
                   [[pool]]\nname = \"next\"\nmodel = \"alpha\"\nworkers = [\"URL2\"]\n\
                   [[split]]\nmodel = \"mix\"\npools = [\"gateway=90\", \"beta=10\"]\n";
-    // The third serves another model than its pool: it is shown, and not served.
+    // The third worker serves a different model than its pool: it is shown, and gets no requests.
     let mocks = vec![named("alpha"), named("beta"), named("gamma")];
     let site = Site::start_some("fleet-models", mocks, &[], config, 2);
     let address = site.gateway.address.clone();
@@ -206,7 +206,7 @@ fn several_models_stand_behind_one_gateway() {
         body["model"] = model.into();
         ask(&address, &body)
     };
-    // Each name goes to its own pool, by the name that its engines know.
+    // Each name is routed to its own pool, under the name that the pool's engines use.
     for (model, engine) in [("alpha", "alpha"), ("beta", "beta"), ("b", "beta")] {
         let (status, answer) = asked(model, 1);
         assert_eq!((status, answer["model"].as_str()), (200, Some(engine)), "{answer}");
@@ -218,7 +218,7 @@ fn several_models_stand_behind_one_gateway() {
     let (status, answer) = ask(&address, &nameless);
     assert!(status == 400 && answer.to_string().contains("/v1/models"), "{answer}");
 
-    // 90 to 10.
+    // Weights of 90 and 10.
     let before = (served(&site, 0), served(&site, 1));
     for seed in 0..300 {
         assert_eq!(asked("mix", seed).0, 200);
@@ -228,7 +228,7 @@ fn several_models_stand_behind_one_gateway() {
     // Mean 30, standard deviation 5.2.
     assert!((8..=56).contains(&canary), "{canary} of 300");
 
-    // A pool that is down falls back, and serves again when it is back.
+    // A pool that is down falls back, and serves again when its worker is back.
     let (ok, said) = kvasir(&["drain", &name_of(&site.mocks[0].url()), "--gateway", &address]);
     assert!(ok, "{said}");
     let (status, answer) = asked("alpha", 2);
@@ -299,11 +299,12 @@ fn a_key_that_a_service_refuses_is_no_clients_matter() {
     }
 }
 
-/// Streams that are open at any time during a rolling restart.
+/// Open streams throughout a rolling restart.
 const STREAMS: usize = 200;
 const ENGINES: usize = 8;
 
-/// Keeps [`STREAMS`] streams open until `is_over`; how many ended whole, each with the text that it has without restarts.
+/// Keeps [`STREAMS`] streams open until `is_over`; returns how many ended completely, each with the same text
+/// as without restarts.
 fn keep_streams(
     address: &str,
     expected: &Arc<Vec<String>>,
@@ -325,7 +326,7 @@ fn keep_streams(
     (0..STREAMS).map(one).collect()
 }
 
-/// Restarts every engine at its address, one after the other; with `drains` after its last request has ended.
+/// Restarts every engine at its address, one after the other; if `drains`, after its last request has ended.
 fn roll(site: &mut Site, config: &MockConfig, drains: bool) {
     for at in 0..ENGINES {
         let name = name_of(&site.mocks[at].url());
@@ -344,7 +345,7 @@ fn roll(site: &mut Site, config: &MockConfig, drains: bool) {
             let (ok, said) = kvasir(&["drain", &name, "--undo", "--gateway", &site.gateway.address]);
             assert!(ok, "{said}");
         }
-        // The next one only when this one serves again: streams of its own show it.
+        // Waits until this engine serves again, which its own streams show, before the next one is restarted.
         wait_for("the engine to serve again", || {
             site.mocks[at].stats().requests > 0 && state(&site.gateway, &name) == "ready"
         });
@@ -356,8 +357,8 @@ fn a_rolling_restart_fails_no_stream_with_draining_and_with_kills() {
     let config = MockConfig { decode_seconds_per_step: 0.03, batch_max: 256, ..engine() };
     let mocks = vec![config.clone(); ENGINES];
     let flags = ["--worker"; ENGINES];
-    // With token ids a stream goes on exactly as it would have gone on. The prompts are few: by what it holds, one engine
-    // would get most of them.
+    // With token ids a stream continues exactly as without the restart. There are few prompts: routed by
+    // cached blocks, one engine would get most of them.
     let config_of_gateway =
         "[gateway]\nretries = 8\ntext = \"gateway\"\n[router]\nstrategy = \"least-loaded\"\n";
     let mut site = Site::start("fleet-rolling", mocks, &flags, config_of_gateway);
@@ -378,7 +379,7 @@ fn a_rolling_restart_fails_no_stream_with_draining_and_with_kills() {
         let whole: usize = streams.into_iter().map(|stream| stream.join().expect("no stream failed")).sum();
         let moved = site.gateway.metric("kvasir_gateway_migrations_total") - before;
         println!("draining {drains}: {whole} streams ended whole, {moved} went on elsewhere, 0 failed");
-        // A drained engine has no stream left to go on elsewhere; a killed one has.
+        // A drained engine has no stream to continue elsewhere; a killed one has.
         assert!(if drains { moved < ENGINES as f64 } else { moved >= 25.0 }, "{moved}");
         assert_eq!(site.gateway.metric("kvasir_gateway_broken_streams_total"), 0.0);
     }

@@ -1,15 +1,13 @@
-//! Several gateways, and gateways that start again.
+//! Several gateways in front of the same workers, and restarted gateways.
 //!
-//! Two in front of the same workers see each other's requests and come to the same sums; one that dies is
-//! forgotten. One that starts again, with a file or beside a peer, knows where prefixes are before it says that it
-//! is ready. What the index predicts is what the engines report.
-
-mod support;
+//! Two gateways see each other's requests and compute the same sums; the state of a gateway that is killed is
+//! dropped. A restarted gateway, with a snapshot file or with a peer, knows the locations of prefixes before
+//! it reports that it is ready. The index's predictions equal the engines' reports.
 
 use std::time::Duration;
 
+use crate::support::{Events, Process, Scratch, get, open, post, prompt, request, wait_for};
 use serde_json::{Value, json};
-use support::{Events, Process, Scratch, get, open, post, prompt, request, wait_for};
 
 fn status(gateway: &Process) -> Value {
     let (code, body) = get(&gateway.address, "/kvasir/status").expect("a status");
@@ -38,7 +36,7 @@ fn ready(gateway: &Process) -> usize {
     }
 }
 
-/// The overlap that a gateway sees for a prompt, from its answer's header.
+/// Returns the overlap that a gateway sees for a prompt, from its answer's header.
 fn overlap(gateway: &Process, tokens: &[u32]) -> u64 {
     let mut body = request(tokens, 1);
     body["stream"] = json!(true);
@@ -82,11 +80,11 @@ impl Site {
 #[test]
 fn two_gateways_see_each_others_requests() {
     let site = Site::new("peers");
-    // Each must know the other's address before it starts: the first learns of the second by being told.
+    // Each needs the other's address before it starts: the first gets its peer by a restart.
     let mut a = site.gateway("a.toml", "[gateway]\npeers = [\"http://127.0.0.1:1\"]\n");
     let b = site.gateway("b.toml", &format!("[gateway]\npeers = [\"{}\"]\n", a.url()));
     a.kill();
-    // All gateways of a Deployment have one configuration: it finds itself among its peers.
+    // All gateways of a Deployment have one configuration: the gateway finds itself among its peers.
     site.scratch.config("a.toml", &format!("[gateway]\npeers = [\"{}\", \"{}\"]\n", a.url(), b.url()));
     a.restart();
     wait_for("both to be ready", || ready(&a) == 2 && ready(&b) == 2);
@@ -100,7 +98,7 @@ fn two_gateways_see_each_others_requests() {
         })
         .collect();
     wait_for("the sums to be the same", || requests(&a) == (3, 3) && requests(&b) == (3, 3));
-    // Spread over both workers although neither gateway sent more than three.
+    // Requests are spread over both workers although neither gateway sent more than three.
     let busiest =
         site.workers.iter().map(|worker| worker.metric("kvasir_engine_requests_running") as u64).max();
     assert!(busiest <= Some(4), "{busiest:?} of 6 on one of two workers");
@@ -131,7 +129,7 @@ fn a_gateway_that_starts_again_is_warm_before_it_is_ready() {
     prompts.iter().for_each(|tokens| complete(&a, tokens));
     wait_for("the index to know them", || prompts.iter().all(|tokens| overlap(&a, tokens) >= 24));
 
-    // What was saved is what is there.
+    // The saved index equals the present one.
     wait_for("the snapshot to be written", || std::fs::metadata(&file).is_ok_and(|file| file.len() > 4000));
     a.kill();
     a.restart();
@@ -141,19 +139,19 @@ fn a_gateway_that_starts_again_is_warm_before_it_is_ready() {
         assert!(overlap(&a, tokens) >= 24, "known again at once");
     }
 
-    // A damaged file is said to be so, and the feed's replay does the work.
+    // A damaged file is reported, and the feed's replay restores the index.
     a.kill();
     std::fs::write(&file, b"KVSNAP01 and then something else").expect("written");
     a.restart();
     wait_for("the workers", || ready(&a) == 2);
     assert!(prompts.iter().all(|tokens| overlap(&a, tokens) >= 24));
 
-    // A second gateway takes over what the first knows.
+    // A second gateway takes over the first one's index.
     let b = site.gateway("b.toml", &format!("[gateway]\npeers = [\"{}\"]\n", a.url()));
     wait_for("the workers", || ready(&b) == 2);
     assert!(prompts.iter().all(|tokens| overlap(&b, tokens) >= 24));
 
-    // Predicted is reported, worker by worker.
+    // The predictions equal the reports for each worker.
     std::thread::sleep(Duration::from_millis(300));
     prompts.iter().for_each(|tokens| complete(&b, tokens));
     let (_, all) = get(&b.address, "/metrics").expect("metrics");

@@ -1,21 +1,20 @@
-//! A service that checks contents: what it is asked, and what becomes of requests and answers that it changes, blocks or does not
-//! answer.
-
-mod support;
+//! The guardrail service: the texts that it gets, and the handling of requests and answers that it changes,
+//! blocks or does not answer.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
+use crate::support;
+use crate::support::site::Site;
+use crate::support::{Process, Scratch, client, post};
 use serde_json::{Value, json};
-use support::site::Site;
-use support::{Process, Scratch, client, post};
 use tools_mocker::MockConfig;
 
-/// What the service was asked, with the authorization that it was shown.
+/// Requests that the service received, with their authorization.
 type Asked = Arc<Mutex<Vec<(Value, String)>>>;
 
-/// A service that answers as `verdict` says; without a verdict it answers with an error.
+/// A service that answers as `verdict` decides; without a verdict it answers with an error.
 fn service(verdict: impl Fn(&Value) -> Option<Value> + Send + Sync + 'static) -> (String, Asked) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("bound"));
@@ -30,7 +29,7 @@ fn service(verdict: impl Fn(&Value) -> Option<Value> + Send + Sync + 'static) ->
     (url, asked)
 }
 
-/// Answers a request; `None` when the connection has ended.
+/// Answers a request; `None` if the connection has ended.
 fn answer(mut stream: &TcpStream, seen: &Asked, verdict: &dyn Fn(&Value) -> Option<Value>) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let (mut head, mut length, mut authorization) = (String::new(), 0, String::new());
@@ -121,14 +120,14 @@ fn requests_and_answers_of_all_surfaces_are_checked() {
         }
     }
     assert_eq!(metric(&site, "blocked"), 8.0);
-    // What cannot be read is no way around.
+    // Contents that cannot be read do not bypass the guardrail.
     let ids = json!({ "model": "tiny", "max_tokens": 8, "prompt": [1, 2, 3] });
     let (status, refused) = asked(&site.gateway, "/v1/completions", &ids);
     assert_eq!((status, &refused["error"]["param"]), (400, &json!("prompt")));
     let hidden = json!({ "model": "tiny", "max_tokens": 8, "messages": [
         { "role": "user", "content": [{ "type": "text", "text": "x" }, { "type": "text", "text": "bad" }] }] });
     assert_eq!(asked(&site.gateway, "/v1/chat/completions", &hidden).0, 400);
-    // Engines read these; here they are no trees, so that nobody could look into them.
+    // Engines accept these; the gateway cannot parse them, so it could not check their contents.
     seen.lock().expect("no panic").clear();
     for odd in ["1e999", "\"\\ud800\""] {
         let body = format!(
@@ -202,7 +201,7 @@ fn texts_are_replaced_both_ways() {
     let site = site("guardrail-changes", &url, "");
     let (status, answer) = asked(&site.gateway, "/v1/chat/completions", &chat("my secret"));
     assert_eq!((status, &answer["choices"][0]["message"]["content"]), (200, &json!("[checked]")));
-    // The engine got the other text: as many tokens as that has.
+    // The engine got the replaced text: the token count matches it.
     assert_eq!(
         answer["usage"]["prompt_tokens"],
         site.direct(0, &chat("my hidden"))["usage"]["prompt_tokens"]
@@ -235,7 +234,7 @@ fn what_is_not_checked_is_refused_unless_it_may_pass() {
         assert_eq!(status, expected, "{answer}");
         assert_eq!((metric(&site, "failed"), seen.lock().expect("no panic").len()), (1.0, 1));
     }
-    // Nobody listens there, and without a request there is nothing to check.
+    // The service is unreachable, and without a request there is nothing to check.
     let closed = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
     let site = site("guardrail-gone", &format!("http://{closed}"), "check = \"answers\"\n");
     let (status, answer) = asked(&site.gateway, "/v1/chat/completions", &chat("x"));
@@ -263,7 +262,7 @@ fn what_is_stored_and_what_is_heard_are_replaced_too() {
     let (status, _, items) = client(&site.gateway.address, None, &path, None);
     assert!(status == 200 && !items.contains("secret"), "{items}");
     assert!(items.contains("my hidden") && items.contains("a hidden part"), "{items}");
-    // A recording is not looked at, but what is said of it and what is heard in it.
+    // A recording itself is not checked, but its prompt and its transcript are.
     for (format, wanted) in [("json", "prompt=hidden"), ("text", "prompt=hidden")] {
         seen.lock().expect("no panic").clear();
         let field = |name: &str, text: &str| {
@@ -283,11 +282,12 @@ fn what_is_stored_and_what_is_heard_are_replaced_too() {
             ),
         );
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(wanted), "{answer}");
-        // The mock engine tells the file's name, as a model might what it hears.
+        // The mock engine answers with the file's name, as a model answers with the words that it hears.
         assert!(answer.contains("of hidden.wav") && !answer.contains("secret"), "{answer}");
         assert_eq!(seen.lock().expect("no panic").len(), 2, "{format}");
     }
-    // More than a verdict could repeat is refused, whatever becomes of contents that cannot be checked.
+    // Contents larger than a verdict could repeat are refused, whatever the setting for contents that cannot
+    // be checked.
     let (status, refused) = asked(&site.gateway, "/v1/chat/completions", &chat(&"x".repeat(3 << 20)));
     assert_eq!((status, &refused["error"]["code"]), (413, &json!("content_too_large")));
 }

@@ -1,18 +1,16 @@
-//! A prefix that is pushed out of the worker's pool comes back from host memory, with equal output, faster than
-//! it could be computed again.
-
-mod support;
+//! A prefix that was evicted from the worker's pool comes back from host memory, with equal output, faster
+//! than it could be computed again.
 
 use std::time::{Duration, Instant};
 
+use crate::support::{Cluster, Events, open, prompt, request, wait_for};
 use serde_json::{Value, json};
-use support::{Cluster, Events, open, prompt, request, wait_for};
 
 /// Tokens of the prefix: 75 blocks of the pool's 160.
 const PREFIX: usize = 1200;
 /// Blocks of the prefix that must come back.
 const BLOCKS: f64 = 70.0;
-/// Rounds in which they do, and rounds that may be needed for it on a machine whose cores are busy.
+/// Rounds in which the blocks come back, and rounds that may be needed for this on a machine with busy cores.
 const ROUNDS: usize = 5;
 const ROUNDS_MAX: u64 = 20;
 
@@ -27,7 +25,7 @@ fn first_token_after(cluster: &Cluster, body: &Value) -> Duration {
     elapsed
 }
 
-/// Requests with other prompts until the pool has no room left for the prefix.
+/// Sends requests with other prompts until the prefix has been evicted from the pool.
 fn push_out(cluster: &Cluster, round: u64) {
     for other in 0..3 {
         cluster.complete(&request(&prompt(1000 + round * 10 + other, PREFIX), 1));
@@ -58,7 +56,7 @@ fn evicted_prefixes_come_back_from_host_memory() {
             let name = format!("kvasir_host_{name}_blocks_total");
             after[&name] - before[&name]
         };
-        // A worker whose threads did not get a core gives up on blocks that are late, and learns that copies are slow.
+        // A worker whose threads did not get a core gives up on late blocks, and learns that copies are slow.
         let (brought, late, too_dear) = (passed("onboarded"), passed("late"), passed("recomputed"));
         assert!(
             brought + late + too_dear >= BLOCKS,
@@ -94,7 +92,7 @@ fn evicted_prefixes_come_back_from_host_memory() {
     assert!(host < compute, "the tier must win: {host:?} against {compute:?}");
 }
 
-/// A client has its prompt kept: it comes back when host memory has long been filled by others.
+/// A client has its prompt retained: its blocks outlast those that fill host memory afterwards.
 #[test]
 fn a_prompt_that_is_to_be_kept_outlasts_others() {
     let config = "[engine]\nblocks = 160\n[host_tier]\ncapacity = \"6 MiB\"\nretention_share = 0.5\n";
@@ -119,7 +117,7 @@ fn a_prompt_that_is_to_be_kept_outlasts_others() {
     assert!(evicted > 8.0 * BLOCKS, "others have filled host memory: {evicted}");
     let gone = cached(&other);
     assert!(gone < PREFIX / 2, "{gone} tokens of the other prompt are still cached");
-    // A worker whose threads did not get a core gives up on blocks that are late, and computes them.
+    // A worker whose threads did not get a core gives up on late blocks, and computes them.
     let mut kept = cached(&body);
     for attempt in 1..5 {
         if kept < PREFIX - 16 {
@@ -137,7 +135,7 @@ fn a_prompt_that_is_to_be_kept_outlasts_others() {
     assert_eq!(worker.metric("kvasir_host_retention_refused_blocks_total"), 0.0);
 }
 
-/// The router knows where blocks went: a prefix in a worker's host tier still draws its requests.
+/// The router tracks offloaded blocks: a prefix in a worker's host tier still attracts its requests.
 #[test]
 fn the_index_follows_blocks_into_the_host_tier() {
     let config = "[engine]\nblocks = 160\n[host_tier]\ncapacity = \"64 MiB\"\n";

@@ -1,22 +1,20 @@
-//! Workers that are pods: a real gateway, mock engines, and a double of the API server.
-
-mod support;
+//! Workers in pods: a real gateway, mock engines, and a double of the API server.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::etcd::Etcd;
+use crate::support::load::Load;
+use crate::support::register::Register;
+use crate::support::site::{ask, chat, mock, model_folder};
+use crate::support::{Process, Scratch, free_address, get, wait_for};
 use serde_json::{Value, json};
-use support::etcd::Etcd;
-use support::load::Load;
-use support::register::Register;
-use support::site::{ask, chat, mock, model_folder};
-use support::{Process, Scratch, free_address, get, wait_for};
 use tests_apiserver::ApiServer;
 use tools_mocker::{Dialect, Mock, Role};
 
 const NAMESPACE: &str = "llm";
 
-/// A gateway that finds its workers at the double.
+/// A gateway that discovers its workers at the double.
 struct Cluster {
     /// Runs the double and the mock engines.
     runtime: tokio::runtime::Runtime,
@@ -33,7 +31,7 @@ impl Cluster {
         let mocks: Vec<Mock> = (0..mocks).map(|_| engine(&runtime, "127.0.0.1:0")).collect();
         let scratch = Scratch::new(name);
         let kubeconfig = scratch.config("kubeconfig", &server.kubeconfig(NAMESPACE));
-        // Tests of a few pods need not wait a second for each.
+        // Tests with few pods use a shorter interval, so that they do not wait a second for each.
         let interval = if mocks.len() > 1 { "100ms" } else { "1s" };
         let config = format!(
             "[gateway]\nhealth_interval = {interval:?}\nmodel_folder = {:?}\n[discovery]\n{discovery}",
@@ -50,7 +48,7 @@ impl Cluster {
         self.server.change(|store| store.put("pods", pod));
     }
 
-    /// The pod of a mock engine.
+    /// Returns the pod of a mock engine.
     fn pod(&self, which: usize, uid: &str) -> Value {
         pod(&format!("engine-{which}"), uid, "127.0.0.1", &port(&self.mocks[which]))
     }
@@ -69,7 +67,7 @@ impl Cluster {
         self.mocks[which].stats().requests
     }
 
-    /// What discovery says of its sources.
+    /// Returns the sources in the status of discovery.
     fn sources(&self) -> Vec<Value> {
         let (_, body) = get(&self.gateway.address, "/kvasir/workers").expect("an answer");
         let told: Value = serde_json::from_str(&body).expect("JSON");
@@ -81,7 +79,7 @@ impl Cluster {
     }
 }
 
-/// A mock engine that listens there.
+/// Starts a mock engine that listens on this address.
 fn engine(runtime: &tokio::runtime::Runtime, listen: &str) -> Mock {
     let listen = listen.parse().expect("an address");
     runtime.block_on(Mock::start(mock(Dialect::Vllm, Role::Both, true), listen)).expect("a mock engine")
@@ -148,11 +146,11 @@ fn a_pod_that_leaves_gets_no_new_request() {
         lags[lags.len() - 1]
     );
     assert!(served >= 40, "the pod must have been in use: {served}");
-    // The figure is printed; a busy machine must not make it a failure.
+    // The value is printed; a busy machine must not cause a failure.
     assert!(lags[lags.len() / 2] < Duration::from_millis(100), "{lags:?}");
 }
 
-/// The API server is away, loses watches, and comes back without the pods: no request fails.
+/// The API server is down, ends watches, and restarts without the pods: no request fails.
 #[test]
 fn an_api_server_that_is_away_or_lies_fails_no_request() {
     let seconds = std::env::var("KVASIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(6);
@@ -167,7 +165,7 @@ fn an_api_server_that_is_away_or_lies_fails_no_request() {
     assert_eq!(cluster.workers().len(), 3, "the roster stays");
     cluster.server.set_down(false);
     wait_for("it to be back", || cluster.error().is_null());
-    // A backup without the pods is restored: a successful list that is wrong.
+    // A backup without the pods is restored: a successful but wrong list.
     cluster.server.change(tests_apiserver::Store::lose_everything);
     wait_for("the guard", || cluster.gateway.metric("kvasir_discovery_suspect") == 3.0);
     std::thread::sleep(Duration::from_secs(1));
@@ -181,7 +179,7 @@ fn an_api_server_that_is_away_or_lies_fails_no_request() {
     println!("API server away for {seconds} s and restored without its pods: {answered} requests, 0 failed");
 }
 
-/// A control service that plans for a gateway; it is killed when the test is over.
+/// A control service that plans for a gateway; it is killed on drop.
 struct Control(Child);
 
 impl Control {
@@ -194,13 +192,14 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // It may be dead already.
+        // The process may already have exited.
         let _gone = self.0.kill();
         let _status = self.0.wait();
     }
 }
 
-/// The control service, etcd and the API server are away at once for `KVASIR_SECONDS`, and come back: no request fails.
+/// The control service, etcd and the API server are down at the same time for `KVASIR_SECONDS`, and come
+/// back: no request fails.
 #[test]
 fn control_etcd_and_the_api_server_are_away_and_no_request_fails() {
     let Some(mut etcd) = Etcd::start("k8s-all-etcd", &[]) else { return };
@@ -244,7 +243,8 @@ fn control_etcd_and_the_api_server_are_away_and_no_request_fails() {
     println!("control, etcd and the API server away for {seconds} s: {answered} requests at 200/s, 0 failed");
 }
 
-/// A pod under the same name and address with another UID is another worker; one whose labels change leaves the selection.
+/// A pod with the same name and address and another UID is a different worker; a pod whose labels change
+/// leaves the selection.
 #[test]
 fn pods_are_told_apart_by_uid_and_selected_by_labels() {
     let cluster = Cluster::start("k8s-uid", 2, "inference_pool = \"llama\"\n");
@@ -277,7 +277,8 @@ fn pods_are_told_apart_by_uid_and_selected_by_labels() {
     unlabelled["metadata"]["labels"]["app"] = json!("none");
     cluster.put(unlabelled);
     wait_for("the pod to leave the selection", || cluster.workers().len() == 1);
-    // The pool's selector changes: its pods are others, at once, though most of those before are missing.
+    // The pool's selector changes: its pods are replaced at once, although most of the previous ones are
+    // missing.
     cluster.server.change(|store| {
         store.put(
             "inferencepools",
@@ -296,8 +297,9 @@ fn pods_are_told_apart_by_uid_and_selected_by_labels() {
     wait_for("the last pod to be gone", || cluster.workers().is_empty());
 }
 
-/// A thousand pods, a hundred changes a second: what following them costs, and that the roster is right at the end. With
-/// `KVASIR_PODS=answer` an engine answers at every address, and is asked for its health each second.
+/// A thousand pods, a hundred changes a second: prints the cost of following them, and checks that the roster
+/// is right at the end. With `KVASIR_PODS=answer` an engine answers at every address, and is health-checked
+/// each second.
 #[test]
 fn a_thousand_pods_change_a_hundred_times_a_second() {
     const PODS: usize = 1_000;
@@ -306,7 +308,8 @@ fn a_thousand_pods_change_a_hundred_times_a_second() {
     let empty = memory();
     let is_answered = std::env::var("KVASIR_PODS").is_ok_and(|pods| pods == "answer");
     let everywhere = is_answered.then(|| engine(&cluster.runtime, "0.0.0.0:0"));
-    // Where nothing listens, pods are starting: only discovery and what the fleet does for such workers is measured.
+    // Without a listener, pods are starting: this measures only discovery and the fleet's work for such
+    // workers.
     let port = everywhere.as_ref().map_or("9".to_owned(), port);
     let address = |number: usize| format!("127.1.{}.{}", number / 250, 1 + number % 250);
     let uid = |number: usize, round: usize| format!("{number}-{round}");
@@ -322,7 +325,7 @@ fn a_thousand_pods_change_a_hundred_times_a_second() {
     wait_for("all pods", || cluster.workers().len() == PODS);
     let listed = began.elapsed();
     let cpu = || cluster.gateway.metric("process_cpu_seconds_total");
-    // Until checks of workers that do not answer have become as rare as they get.
+    // Waits until health checks of workers without an answer are at their longest interval.
     std::thread::sleep(Duration::from_secs(12));
     let (idle, started) = (cpu(), Instant::now());
     std::thread::sleep(Duration::from_secs(5));
@@ -331,7 +334,7 @@ fn a_thousand_pods_change_a_hundred_times_a_second() {
     let (busy, started) = (cpu(), Instant::now());
     for change in 0..100 * seconds {
         let number = change * 7 % PODS;
-        // One in ten is another pod under the same name; the others become ready or not.
+        // One in ten is another pod under the same name; the others change their readiness.
         let round = if change % 10 == 0 { change + 1 } else { 0 };
         let changed = pod(&format!("pod-{number}"), &uid(number, round), &address(number), &port);
         cluster.put(if change % 2 == 0 { not_ready(changed) } else { changed });

@@ -1,13 +1,11 @@
-//! A configuration that changes under a running gateway: live keys count at once, others are told of and wait, and a file
-//! with mistakes changes nothing.
-
-mod support;
+//! Configuration changes under a running gateway: live keys take effect at once, other keys are reported and
+//! wait for a restart, and a file with mistakes changes nothing.
 
 use std::time::{Duration, Instant};
 
+use crate::support::site::{Site, chat, mock};
+use crate::support::{get, wait_for};
 use serde_json::Value;
-use support::site::{Site, chat, mock};
-use support::{get, wait_for};
 use tools_mocker::{Dialect, Fault, FaultKind, Role};
 
 fn strategy(site: &Site) -> String {
@@ -41,13 +39,14 @@ fn live_keys_count_at_once_and_mistakes_change_nothing() {
     assert_eq!(status, 504, "a request has 300 ms");
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 
-    // A mistake beside a good key: neither counts. A signal reads the file at once.
+    // A mistake beside a valid key: neither takes effect. A signal makes the gateway read the file at once.
     write(&changed.replace("least-loaded", "random").replace("threads = 7", "threads = \"many\""));
     site.gateway.signal("-HUP");
     wait_for("the mistakes to be found", || metric("refused_total") == 1.0);
     assert_eq!((strategy(&site), metric("changes_total")), ("least-loaded".to_owned(), 1.0));
 
-    // Nor does a file with which no gateway could start, nor one that is empty; both are looked at for a while.
+    // A file with which no gateway could start, or an empty file, also changes nothing; both are observed for
+    // a while.
     write(&changed.replace("[router]\n", "[access]\njwks_file = \"a\"\njwks_url = \"http://b\"\n[router]\n"));
     wait_for("the contradiction to be found", || metric("refused_total") == 2.0);
     write("");
@@ -56,13 +55,13 @@ fn live_keys_count_at_once_and_mistakes_change_nothing() {
     assert_eq!((metric("refused_total"), metric("changes_total")), (2.0, 1.0), "each file counts once");
     assert_eq!(strategy(&site), "least-loaded");
 
-    // Another file in its place, by renaming.
+    // Another file takes its place, by renaming.
     let other = site.scratch.config("other.toml", &changed.replace("least-loaded", "random"));
     std::fs::rename(other, &file).expect("renamed");
     wait_for("the other file to be read", || strategy(&site) == "random");
     assert_eq!(metric("changes_total"), 2.0);
 
-    // Back to what it was at the start: nothing waits any more, and requests have all the time again.
+    // Back to the initial settings: no key waits any more, and requests have no time limit again.
     site.mocks.iter().for_each(tools_mocker::Mock::heal);
     write(&original);
     site.gateway.signal("-HUP");

@@ -1,12 +1,11 @@
-//! `kill -9` of a decode worker in the middle of streams: they go on elsewhere, without a gap or a repetition.
-
-mod support;
+//! `kill -9` of a decode worker in the middle of streams: they continue on other workers, without a gap or a
+//! repetition.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 
+use crate::support::{Cluster, Streamed, open, post, prompt, read_stream, request, wait_for};
 use serde_json::json;
-use support::{Cluster, Streamed, open, post, prompt, read_stream, request, wait_for};
 
 const STREAMS: usize = 8;
 const TOKENS: usize = 200;
@@ -14,7 +13,7 @@ const TOKENS: usize = 200;
 #[test]
 fn eight_streams_survive_the_death_of_their_worker() {
     let mut cluster = Cluster::start("migration", &["decode", "decode", "prefill"], "");
-    // Greedy, plain sampling, and penalties: whatever depends on the tokens so far must be carried over.
+    // Greedy, plain sampling, and penalties: state that depends on the previous tokens must be carried over.
     let body = |stream: usize| {
         let mut body = request(&prompt(stream as u64, 40 + stream * 60), TOKENS);
         body["stream"] = json!(true);
@@ -34,7 +33,8 @@ fn eight_streams_survive_the_death_of_their_worker() {
         read_stream(open(&cluster.gateway.address, "/v1/completions", body).expect("open"), |_| {})
     };
     let mut bodies: Vec<serde_json::Value> = (0..STREAMS).map(body).collect();
-    // The last one also has a stop string, three characters of its own output, late enough to be after the death.
+    // The last stream also has a stop string, three characters of its own output, late enough to follow the
+    // kill.
     let text = alone(&bodies[STREAMS - 1]).text;
     let late = (120..190).map(|at| &text[at..at + 3]).find(|stop| text.find(stop).is_some_and(|at| at > 100));
     bodies[STREAMS - 1]["stop"] = json!([late.expect("a stop string that comes late")]);
@@ -86,7 +86,7 @@ fn eight_streams_survive_the_death_of_their_worker() {
     assert_eq!(status, 200);
 }
 
-/// With one decode worker only, requests wait for its restart.
+/// With a single decode worker, requests wait for its restart.
 #[test]
 fn a_lone_worker_is_waited_for() {
     let mut cluster = Cluster::start("lone", &["both"], "");

@@ -1,19 +1,18 @@
-//! What an operator sees of requests: traces in a collector, the terminal view, and the KServe clients' own look.
+//! Observability of requests: traces in a collector, the terminal view, and KServe clients.
 
 #[path = "../../router/trace/tests/collector/mod.rs"]
 mod collector;
-mod support;
-
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
+use crate::support;
+use crate::support::site::{Site, chat, mock};
+use crate::support::{Cluster, free_address, get, post, prompt, request, wait_for};
 use collector::{Collector, Manner, find, text};
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Told;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use serde_json::{Value, json};
-use support::site::{Site, chat, mock};
-use support::{Cluster, free_address, get, post, prompt, request, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tools_mocker::{Dialect, Mock, Role};
 
@@ -21,7 +20,7 @@ fn trace_config(endpoint: &str) -> String {
     format!("[trace]\nendpoint = {endpoint:?}\nsample_ratio = 1.0\n")
 }
 
-/// The spans of the next trace with this root, after so many spans of others.
+/// Returns the spans of the next trace with this root, after `after` other spans.
 fn spans_of(collector: &Collector, after: usize, root: &str) -> Vec<Span> {
     let mut found = Vec::new();
     wait_for("the trace", || {
@@ -45,7 +44,7 @@ fn number(span: &Span, key: &str) -> Option<i64> {
     }
 }
 
-/// Every span lies within its parent, and all but the root have one.
+/// Asserts that every span lies within its parent, and that all spans but the root have one.
 fn is_a_tree(spans: &[Span]) {
     for span in spans {
         assert!(span.start_time_unix_nano <= span.end_time_unix_nano, "{}", span.name);
@@ -71,7 +70,7 @@ fn a_collector_gets_what_prometheus_would() {
     let site =
         Site::start("otlp-metrics", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], &config);
     assert_eq!(site.chat(&chat(20, 1, 8)).0, 200);
-    // A collector that refuses for a while loses nothing but the moment.
+    // A collector that refuses for a while loses no spans.
     std::thread::sleep(std::time::Duration::from_millis(500));
     *collector.manner.lock().expect("no panic") = Manner::Takes;
     let last =
@@ -128,7 +127,7 @@ fn a_hand_off_is_one_trace_with_its_transfer() {
     assert!(find(&route.attributes, "kvasir.prefill_worker").is_some());
 }
 
-/// Passes bytes on to an engine and keeps what it was asked.
+/// Proxies bytes to an engine and records its requests.
 async fn overhear(engine: String) -> (String, Arc<Mutex<String>>) {
     let heard = Arc::new(Mutex::new(String::new()));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -210,11 +209,11 @@ fn callers_and_engines_are_of_one_trace() {
     let said = format!("{spans:?}");
     assert!(!said.contains("word1"), "nothing of the prompt");
 
-    // A caller that does not trace is not traced, nor is its engine.
+    // If a caller's trace is not sampled, neither are its spans here nor its engine's.
     let count = collector.spans().len();
     let (parent, _) = ask(&format!("traceparent: 00-{trace}-00f067aa0ba902b7-00\r\n"));
     assert_eq!(parent, Some(format!("00-{trace}-00f067aa0ba902b7-00")));
-    // A failure is one.
+    // A failed request has an error span.
     let fault = tools_mocker::Fault {
         kind: tools_mocker::FaultKind::Error,
         probability: 1.0,
@@ -233,7 +232,7 @@ fn callers_and_engines_are_of_one_trace() {
     runtime.shutdown_background();
 }
 
-/// Engines refuse names that are in use, and give requests up by their names.
+/// Engines refuse request ids that are in use, and abort requests by id.
 #[test]
 fn a_clients_name_for_a_request_never_reaches_an_engine() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -243,7 +242,7 @@ fn a_clients_name_for_a_request_never_reaches_an_engine() {
     let listen = "127.0.0.1:0".parse().expect("an address");
     let engine =
         runtime.block_on(Mock::start(mock(Dialect::Vllm, Role::Both, false), listen)).expect("a mock");
-    // The gateway relays to the one and makes the text of the other.
+    // The gateway relays the text of one engine and makes the text of the other.
     let worker =
         support::Process::start(&["worker", "--role", "both", "--threads", "1", "--config", &config]);
     worker.wait_healthy();
@@ -322,7 +321,7 @@ fn kserve_clients_are_content() {
 
 #[test]
 fn every_metric_is_documented_and_moves() {
-    // Steps take a moment, so that a stream comes in pieces.
+    // Steps take a moment, so that a stream arrives in several pieces.
     let mock = || tools_mocker::MockConfig {
         decode_seconds_per_step: 0.004,
         ..mock(Dialect::Vllm, Role::Both, true)
@@ -361,14 +360,14 @@ fn every_metric_is_documented_and_moves() {
         site.mocks[which].fault(fault).expect("a fault");
     };
     use tools_mocker::FaultKind;
-    // Plain requests, streamed and not, twice, so that there are hits.
+    // Plain requests, streamed and not, sent twice, so that there are cache hits.
     for number in 0..12 {
         let mut body = chat(80, number % 3, 12);
         body["stream"] = (number % 2 == 0).into();
         assert_eq!(post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer").0, 200);
         note(&scrape());
     }
-    // A stream that goes on elsewhere; one that cannot.
+    // One stream continues on another worker; one cannot.
     fault(0, FaultKind::DieMidStream, 3);
     let mut body = chat(40, 50, 12);
     body["stream"] = true.into();
@@ -378,7 +377,7 @@ fn every_metric_is_documented_and_moves() {
     fault(1, FaultKind::DieMidStream, 3);
     body["response_format"] = json!({"type": "json_object"});
     assert_eq!(post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer").0, 200);
-    // Engines that report something else than their caches hold lose the index's trust.
+    // Engines whose reports contradict their caches lose the index's trust.
     site.mocks.iter().for_each(Mock::heal);
     site.mocks.iter().enumerate().for_each(|(which, _)| fault(which, FaultKind::WrongCached, 0));
     for number in 0..90 {
@@ -387,7 +386,7 @@ fn every_metric_is_documented_and_moves() {
         assert_eq!(post(&site.gateway.address, "/v1/chat/completions", &body).expect("an answer").0, 200);
     }
     note(&scrape());
-    // A worker that only fails is taken out; a slow one is hedged; time runs out; places run out.
+    // A worker that only fails is taken out of service; a slow one is hedged; deadlines pass; slots run out.
     site.mocks.iter().for_each(Mock::heal);
     fault(0, FaultKind::Error, 0);
     for number in 0..14 {
@@ -412,7 +411,8 @@ fn every_metric_is_documented_and_moves() {
     }
     drop(held);
     site.mocks.iter().for_each(Mock::heal);
-    // Events that cannot be placed, and a feed that begins anew, are the events' own tests; here they stay 0.
+    // Events with unknown parents, and a restarted feed, are covered by the tests of events; here these
+    // metrics stay 0.
     wait_for("everything to settle", || {
         let text = scrape();
         note(&text);
@@ -431,7 +431,7 @@ fn every_metric_is_documented_and_moves() {
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE "))
         .filter_map(|line| line.split(' ').next())
-        // The classic text form names a counter as its sample, the document as its family.
+        // The classic text format names a counter by its sample, the document by its family.
         .map(|name| name.strip_suffix("_total").unwrap_or(name).to_owned())
         .collect();
     let names: std::collections::BTreeSet<String> = documented.iter().map(|(name, _)| name.clone()).collect();
@@ -447,7 +447,7 @@ fn every_metric_is_documented_and_moves() {
     }
 }
 
-/// Where a store tells gateways that it holds two blocks, whatever they know.
+/// Starts a store that always reports two blocks to gateways.
 fn store_of_two_blocks() -> String {
     use std::io::{Read, Write};
     let mut log = router_events::store_changes::ChangeLog::new("n0", 1);
@@ -468,7 +468,7 @@ fn store_of_two_blocks() -> String {
     url
 }
 
-/// Gauges that are there from the beginning.
+/// Whether a metric is a gauge that has a value from the start.
 fn is_level(name: &str, value: f64) -> bool {
     const LEVELS: [&str; 6] = [
         "workers_ready",
@@ -509,7 +509,8 @@ fn a_first_chat_runs_to_the_end_of_the_context_and_is_seen() {
     assert!(history["samples"].as_array().is_some_and(|samples| !samples.is_empty()), "{history}");
 }
 
-/// What `promtool check metrics` wants, of every role; and promtool itself where it is.
+/// The metrics of every role satisfy the rules of `promtool check metrics`, and promtool itself if it is
+/// installed.
 #[test]
 fn metrics_of_every_role_have_one_naming_scheme_types_and_help() {
     let cluster = Cluster::start("scheme", &["both"], "[host_tier]\ncapacity = \"4 MiB\"\n");
@@ -564,7 +565,7 @@ fn metrics_of_every_role_have_one_naming_scheme_types_and_help() {
     }
 }
 
-/// What the kernel sees of an engine is printed, and shown on the gateway.
+/// Kernel statistics of an engine are printed, and shown on the gateway.
 #[test]
 fn why_an_engine_is_slow_is_seen_from_the_kernel() {
     let site = Site::start("observe-kernel", vec![mock(Dialect::Vllm, Role::Both, true)], &["--worker"], "");
@@ -586,7 +587,7 @@ fn why_an_engine_is_slow_is_seen_from_the_kernel() {
     println!("{answered} requests; {printed}");
     let line = printed.lines().find(|line| line.starts_with(&name)).expect("a line for the engine");
     let rate: f64 = line.split_whitespace().nth(2).and_then(|rate| rate.parse().ok()).expect("requests/s");
-    // Health checks and questions for the load are requests as well.
+    // Health checks and load queries are requests as well.
     assert!(rate > 20.0, "{printed}");
     let (_, status) = get(&site.gateway.address, "/kvasir/status").expect("a status");
     let status: Value = serde_json::from_str(&status).expect("JSON");

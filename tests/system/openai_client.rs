@@ -1,11 +1,9 @@
 //! The official `openai` Python client against a running cluster. Skips loudly without Python or the package.
 
-mod support;
-
 use std::path::PathBuf;
 use std::process::Command;
 
-use support::{Cluster, MODEL};
+use crate::support::{Cluster, MODEL};
 
 #[test]
 fn the_official_python_client_is_content() {

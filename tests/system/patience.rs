@@ -1,22 +1,21 @@
-//! How long a request may take: deadlines of clients and operators, second attempts beside slow first ones, and what
-//! clients that do not read or send too much may hold.
-
-mod support;
+//! Time limits of requests: deadlines of clients and operators, hedged attempts beside slow first ones, and
+//! limits for clients that do not read or send too much.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use crate::support;
+use crate::support::site::{Site, chat, mock, streamed};
+use crate::support::{get, open, post};
 use serde_json::{Value, json};
-use support::site::{Site, chat, mock, streamed};
-use support::{get, open, post};
 use tools_mocker::{Dialect, Fault, FaultKind, Mock, MockConfig, Role};
 
 fn forever(kind: FaultKind, millis: u64) -> Fault {
     Fault { kind, probability: 1.0, count: None, millis, tokens: 3 }
 }
 
-/// A request with a header of its own: the whole answer as it came.
+/// Sends a request with an additional header; returns the raw answer.
 fn asked(address: &str, header: &str, body: &Value) -> String {
     let body = body.to_string();
     let mut stream = TcpStream::connect(address).expect("a connection");
@@ -37,21 +36,21 @@ fn a_request_ends_with_its_time() {
     let site = Site::start("deadline", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], "");
     let address = &site.gateway.address;
     let body = chat(20, 1, 8);
-    // Enough time changes nothing.
+    // A sufficient deadline changes nothing.
     let answer = asked(address, "x-request-timeout-ms: 30000\r\n", &body);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     for bad in ["soon", "0", "-5", "1.5"] {
         let answer = asked(address, &format!("x-request-timeout-ms: {bad}\r\n"), &body);
         assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("x-request-timeout-ms"), "{answer}");
     }
-    // Before the first byte: a clear error, in time.
+    // Before the first byte: an explicit error, in time.
     site.mocks[0].fault(forever(FaultKind::Hang, 0)).expect("a fault");
     let started = Instant::now();
     let answer = asked(address, "x-request-timeout-ms: 300\r\n", &body);
     let took = started.elapsed();
     assert!(answer.starts_with("HTTP/1.1 504") && answer.contains("deadline_exceeded"), "{answer}");
     assert!((Duration::from_millis(290)..Duration::from_secs(3)).contains(&took), "{took:?}");
-    // In the middle of a stream: its last event says so.
+    // In the middle of a stream: its last event is the error.
     site.mocks[0].heal();
     site.mocks[0].fault(forever(FaultKind::Stall, 0)).expect("a fault");
     let mut streamed = body.clone();
@@ -92,13 +91,14 @@ fn a_slow_worker_is_hedged_when_that_is_wanted() {
         assert!(answer.contains("[DONE]"), "{answer}");
         assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
     }
-    // A second attempt takes a turn, too, so more than every other request may begin at the hanging worker.
+    // A hedged attempt also takes a round-robin turn, so more than every second request may start at the
+    // hanging worker.
     let hedged = site.gateway.metric("kvasir_gateway_hedged_total");
     assert!((8.0..=16.0).contains(&hedged), "{hedged}");
     support::wait_for("the losers to be given up", || {
         site.mocks.iter().all(|mock: &Mock| mock.stats().running == 0)
     });
-    // It fails there, too: the first attempt's answer still counts, and both failing is an error.
+    // The hedged attempt fails: the first attempt's answer is still used, and only two failures are an error.
     site.mocks[1].fault(forever(FaultKind::Error, 0)).expect("a fault");
     site.mocks[0].heal();
     for number in 0..4 {
@@ -141,7 +141,7 @@ fn decisions_are_told_with_their_reasons() {
     let none = told(&format!("?after={}", all["last"]));
     assert_eq!(none["decisions"], json!([]));
     assert_eq!(get(&site.gateway.address, "/kvasir/decisions?after=x").expect("an answer").0, 400);
-    // The pools are those of the workers, and the histograms count what was served.
+    // The status reports the workers' pools, and its histograms count the served requests.
     let status: Value =
         serde_json::from_str(&get(&site.gateway.address, "/kvasir/status").expect("a status").1)
             .expect("JSON");
@@ -155,18 +155,18 @@ fn decisions_are_told_with_their_reasons() {
     assert!(workers.iter().all(|worker| worker["pools"][0]["blocks"].as_u64() > Some(16)), "{status}");
 }
 
-/// Engines whose steps take so long.
+/// Returns engines with this step time.
 fn steps_of(millis: f64, count: usize) -> Vec<MockConfig> {
     let mock = MockConfig { decode_seconds_per_step: millis / 1e3, ..mock(Dialect::Vllm, Role::Both, false) };
     vec![mock; count]
 }
 
-/// Requests that all engines have taken.
+/// Returns the number of requests that all engines have received.
 fn taken(site: &Site) -> u64 {
     site.mocks.iter().map(|mock| mock.stats().requests).sum()
 }
 
-/// So many streams of so many tokens at a time; each must come whole.
+/// Runs this many streams of this many tokens concurrently; each must be complete.
 fn stream_all(site: &Site, streams: usize, tokens: usize) {
     let address = &site.gateway.address;
     std::thread::scope(|scope| {
@@ -198,7 +198,7 @@ fn a_stream_that_flows_outlives_a_health_check_that_is_never_answered() {
     site.mocks[0].fault(forever(FaultKind::SlowHealth, 600_000)).expect("a fault");
     stream_all(&site, 8, 150);
     assert_eq!(taken(&site), 8, "each request is sent once");
-    // It has been given up meanwhile: it gets nothing new until it answers.
+    // The worker is considered dead by now: it gets no new request until it answers.
     assert_eq!(site.chat(&chat(10, 50, 4)).0, 503);
     site.mocks[0].heal();
     support::wait_for("the worker to be back", || site.ready() == 1);
@@ -238,14 +238,14 @@ fn a_queue_at_an_engine_is_not_its_fault_and_nothing_in_it_is_sent_again() {
     let site = Site::start("queue", vec![busy(), busy()], &["--worker", "--worker"], config);
     let mut long = chat(20, 1, 2000);
     long["stream"] = true.into();
-    // Somebody else has the only place of each engine for 20 s.
+    // Other clients hold the only slot of each engine for 20 s.
     let held: Vec<TcpStream> = site
         .mocks
         .iter()
         .map(|mock| open(&mock.address().to_string(), "/v1/chat/completions", &long).expect("sent"))
         .collect();
     support::wait_for("the engines to be busy", || site.mocks.iter().all(|mock| mock.stats().running == 1));
-    // More than a breaker takes, on each of them.
+    // More failures than a circuit breaker tolerates, on each engine.
     for number in 0..12 {
         let mut body = chat(20, 10 + number, 8);
         body["stream"] = (number % 2 == 0).into();
@@ -276,7 +276,7 @@ fn a_client_that_stops_reading_gives_its_place_and_its_engine_back() {
     let mut stopped =
         support::open(&site.gateway.address, "/v1/chat/completions", &body).expect("a connection");
     stopped.read_exact(&mut [0; 64]).expect("the answer begins");
-    // Its place is the only one.
+    // The stopped stream holds the only slot.
     assert_eq!(site.chat(&chat(5, 2, 2)).0, 503);
     // The stream would take a minute.
     let since = Instant::now();

@@ -1,14 +1,13 @@
 //! `kvasir profile` and `kvasir plan size` on mock engines whose step times are known.
 
-mod support;
-
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::support;
+use crate::support::{Events, Process, Random, Scratch, wait_for};
 use serde_json::json;
-use support::{Events, Process, Random, Scratch, wait_for};
 
-/// Microseconds: a step, a request, a token of KV, a prompt token, the square of a prompt's tokens.
+/// In microseconds: a step, a request, a token of KV, a prompt token, the square of a prompt's tokens.
 const TRUTH: [f64; 5] = [8_000.0, 60.0, 0.1, 20.0, 0.004];
 const KEYS: [&str; 5] = [
     "step_base_us",
@@ -18,7 +17,7 @@ const KEYS: [&str; 5] = [
     "step_per_prompt_square_us",
 ];
 
-/// An engine with the step times of [`TRUTH`].
+/// Starts an engine with the step times of [`TRUTH`].
 fn known_engine() -> Process {
     let [base, request, kv_token, prompt_token, square] = TRUTH;
     let engine = Process::start(&[
@@ -62,8 +61,8 @@ fn the_step_times_of_a_known_engine_are_found() {
         planner.step_per_prompt_square_us,
     ];
     assert_eq!(planner.kv_tokens, 16_384 * 16);
-    // What a planner needs of them: the times of loads between those that were measured. A coefficient by itself may be off where
-    // it has little part in any time.
+    // The planner needs the step times of loads between the measured ones. A single coefficient may be
+    // inaccurate if it contributes little to all times.
     let decode = |of: [f64; 5], requests: f64, held: f64| of[0] + of[1] * requests + of[2] * held;
     let prompt = |of: [f64; 5], tokens: f64| of[3] * tokens + of[4] * tokens * tokens;
     let mut worst: f64 = 0.0;
@@ -77,7 +76,7 @@ fn the_step_times_of_a_known_engine_are_found() {
         println!("{key}: {found:.4}, known {truth} ({:+.1} %)", (found / truth - 1.0) * 100.0);
     }
     println!("times between and within the measured loads are off by {:.1} % at most", worst * 100.0);
-    // A shared machine is late now and then: 2 to 4 % on a quiet one.
+    // A shared machine is sometimes late; on an idle one the error is 2 to 4 %.
     assert!(worst < 0.25, "{text}");
 }
 
@@ -86,7 +85,7 @@ const ANSWER_TOKENS: usize = 40;
 const TTFT: Duration = Duration::from_secs(1);
 const ITL: Duration = Duration::from_millis(100);
 
-/// Whether a stream that was due at `due` kept the service level.
+/// Whether a stream that was due at `due` met the service level.
 fn is_in_time(gateway: &str, seed: u64, due: Instant) -> bool {
     let body = json!({"model": "tiny", "prompt": support::prompt(seed, PROMPT_TOKENS), "stream": true,
         "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": true});
@@ -103,7 +102,7 @@ fn is_in_time(gateway: &str, seed: u64, due: Instant) -> bool {
     *first - due <= TTFT && (*last - *first) / ANSWER_TOKENS as u32 <= ITL
 }
 
-/// The share of requests that keep the service level, at a rate that waits for nobody.
+/// Returns the share of requests that meet the service level, at an open-loop rate.
 fn attained(engines: &[Process], rate: f64, seconds: f64) -> f64 {
     let mut arguments = vec!["gateway".to_owned()];
     arguments.extend(engines.iter().flat_map(|engine| ["--worker".to_owned(), engine.url()]));
@@ -131,7 +130,8 @@ fn attained(engines: &[Process], rate: f64, seconds: f64) -> f64 {
     })
 }
 
-/// As many engines as `kvasir plan size` says keep the service level under an open load, and half as many do not.
+/// As many engines as `kvasir plan size` computes keep the service level under an open-loop load, and half as
+/// many do not.
 #[test]
 fn a_fleet_of_the_planned_size_keeps_the_service_level() {
     const RATE: f64 = 10.0;
@@ -159,7 +159,7 @@ fn a_fleet_of_the_planned_size_keeps_the_service_level() {
         half * 100.0,
         size / 2
     );
-    // 99 % is planned for; a shared machine is late now and then.
+    // The plan is for 99 %; a shared machine is sometimes late.
     assert!(planned >= 0.9 && half < 0.7, "{said}");
 }
 

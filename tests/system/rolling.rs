@@ -1,18 +1,17 @@
-//! Restarts under load: engines one after the other, drained first or killed, and no request fails; which pods go when there are to
-//! be fewer, and what that does to the hit rate.
-
-mod support;
+//! Restarts under load: engines are restarted one after the other, drained first or killed, and no request
+//! fails; and the choice of pods for a scale-down, with its effect on the hit rate.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support;
+use crate::support::site::{chat, streamed};
+use crate::support::{Process, Scratch, get, post_json, wait_for};
 use serde_json::{Value, json};
-use support::site::{chat, streamed};
-use support::{Process, Scratch, get, post_json, wait_for};
 
 const ENGINES: usize = 8;
-/// Clients, each with one stream at a time.
+/// Number of clients, each with one stream at a time.
 const STREAMS: usize = 200;
 
 fn engine() -> Process {
@@ -39,12 +38,12 @@ fn is_ready(gateway: &str, name: &str) -> bool {
     workers(gateway).iter().any(|worker| worker["name"] == name && worker["ready"] == true)
 }
 
-/// The number of requests, from the environment for a longer run.
+/// Returns the number of requests; the environment may set more.
 fn requests() -> usize {
     std::env::var("KVASIR_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(1_500)
 }
 
-/// Streams without a pause until so many have ended and `done` is set; those that failed.
+/// Runs streams without a pause until the given number has ended and `done` is set; returns the failed ones.
 fn load(
     gateway: &str,
     clients: usize,
@@ -59,7 +58,7 @@ fn load(
                 while !(done.load(Ordering::SeqCst) && asked.load(Ordering::SeqCst) >= least) {
                     let seed = asked.fetch_add(1, Ordering::SeqCst) % answers.len();
                     match streamed(gateway, &stream(seed)) {
-                        // Greedy answers of an engine that has restarted, or of another one, are the same.
+                        // Greedy answers are the same from a restarted engine or from another one.
                         Ok((text, _)) if text == answers[seed] => {}
                         Ok((text, _)) => failures.lock().expect("no panic").push(format!("{seed}: {text:?}")),
                         Err(error) => failures.lock().expect("no panic").push(error),
@@ -77,14 +76,15 @@ fn stream(seed: usize) -> Value {
     body
 }
 
-/// A fleet under load, whose engines are replaced one after the other by `replace`; requests, and those that failed.
+/// Replaces the engines of a fleet under load one after the other with `replace`; returns the requests, and
+/// those that failed.
 fn replaced(name: &str, replace: impl Fn(&Process, &mut Process) + Sync) -> (usize, Vec<String>, Duration) {
     let scratch = Scratch::new(name);
     let mut engines: Vec<Process> = (0..ENGINES).map(|_| engine()).collect();
     let urls: Vec<String> = engines.iter().map(|engine| format!("\"{}\"", engine.url())).collect();
     let config = scratch.config(
         "kvasir.toml",
-        // The gateway makes the text: streams go on token for token.
+        // The gateway makes the text: streams continue token for token.
         &format!(
             "[gateway]\nworkers = [{}]\nhealth_interval = \"100ms\"\nmodel_folder = \"{}\"\ntext = \"gateway\"\n",
             urls.join(", "),
@@ -157,21 +157,22 @@ fn engines_that_are_killed_one_by_one_fail_no_request() {
     assert!(failures.is_empty(), "{:?}", failures.first());
 }
 
-/// A conversation's prompt: some are long, and the first are asked for most.
+/// Returns a conversation's prompt: some are long, and the first ones are the most frequent.
 fn conversation(number: usize) -> Value {
     let words: Vec<String> = (0..100 + number * 53 % 1_100).map(|at| format!("c{number}w{at}")).collect();
     json!({"model": "tiny", "max_tokens": 2, "temperature": 0,
         "messages": [{"role": "user", "content": words.join(" ")}]})
 }
 
-/// Prompt tokens, and those of them that were cached.
+/// Returns the prompt tokens, and how many of them were cached.
 fn tokens(gateway: &Process) -> [f64; 2] {
     ["kvasir_gateway_prompt_tokens_total", "kvasir_gateway_cached_tokens_total"]
         .map(|name| gateway.metric(name))
 }
 
-/// Half of a fleet is removed: those with the fewest cached blocks, or those that were started last, as a ReplicaSet without deletion
-/// costs does. The share of prompts' tokens that is cached before and in the next requests.
+/// Removes half of a fleet: the engines with the fewest cached blocks, or those that were started last, as a
+/// ReplicaSet without deletion costs does. Returns the share of prompt tokens that is cached before and in
+/// the next requests.
 fn hit_rates(by_cost: bool, seed: u64) -> [f64; 2] {
     let scratch = Scratch::new("deletion-cost");
     let mut random = support::Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
@@ -198,7 +199,7 @@ fn hit_rates(by_cost: bool, seed: u64) -> [f64; 2] {
             && engines.iter().all(|engine| is_ready(&address, &engine.address))
     });
     let mut ask = |count: usize| {
-        // Popular conversations are a few of all.
+        // A few conversations are popular.
         let asked: Vec<usize> = (0..count)
             .map(|_| {
                 let uniform = random.below(1 << 20) as f64 / f64::from(1 << 20);
@@ -275,6 +276,7 @@ fn the_pods_with_the_smallest_cache_are_the_ones_to_go() {
         100.0 * by_cost,
         100.0 * others
     );
-    // Copies of what is asked for often are in many places, so the difference is small beside the noise of so few runs.
+    // Frequently requested prompts have copies on many engines, so the difference is small compared with the
+    // noise of so few runs.
     assert!(by_cost > others - 0.25, "{by_cost} {others}");
 }

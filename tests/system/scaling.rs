@@ -1,18 +1,17 @@
-//! `kvasir serve` with `[planner] mode = "act"`: a demand that grows and falls makes it start and drain workers, and no
-//! request fails. `kvasir control` plans for the same gateway from outside.
-
-mod support;
+//! `kvasir serve` with `[planner] mode = "act"`: growing and falling demand makes it start and drain workers,
+//! and no request fails. `kvasir control` plans for the same gateway from outside.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::support;
+use crate::support::{Scratch, free_address, get, open, read_stream, wait_for};
 use serde_json::{Value, json};
-use support::{Scratch, free_address, get, open, read_stream, wait_for};
 
-/// With one request at a time and a twentieth of the capacity in use, a few requests a second are too many for one worker
-/// of any machine.
+/// With one request at a time and a twentieth of the capacity in use, a few requests per second are too many
+/// for one worker on any machine.
 const CONFIG: &str = r#"
 [serve]
 prefill_workers = 0
@@ -50,7 +49,7 @@ fn told(address: &str, path: &str) -> Value {
     }
 }
 
-/// Workers of the roster, and those of them that take requests.
+/// Returns the number of workers in the roster, and of those that take requests.
 fn workers(address: &str) -> (usize, usize) {
     let told = told(address, "/kvasir/workers");
     let all = told["workers"].as_array().cloned().unwrap_or_default();
@@ -62,7 +61,7 @@ fn children(of: u32) -> usize {
     std::fs::read_to_string(path).unwrap_or_default().split_whitespace().count()
 }
 
-/// Streams chats until it is told to stop; those that did not end whole are counted.
+/// Streams chats until it is told to stop; counts those that did not end completely.
 fn client(address: String, stop: Arc<AtomicBool>, answered: Arc<AtomicU64>, failed: Arc<AtomicU64>) {
     let mut number = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -100,7 +99,7 @@ fn workers_come_with_demand_and_go_with_it_and_no_request_fails() {
     assert_eq!((&plan["mode"], &plan["pools"][0]["wanted"]), (&json!("act"), &json!(3)), "{plan}");
     let busy = support::metrics(&address);
     assert!((busy["kvasir_planner_wanted"] - 3.0).abs() < f64::EPSILON);
-    // One client stays for a while, so that workers drain under requests.
+    // One client stays for a while, so that workers drain with requests in flight.
     stop.store(true, Ordering::Relaxed);
     clients.into_iter().for_each(|client| client.join().expect("a client"));
     stop.store(false, Ordering::Relaxed);
@@ -142,7 +141,7 @@ fn control_advises_a_gateway_and_explains() {
     let after = explain().expect("kvasir runs");
     let text = String::from_utf8_lossy(&after.stdout).into_owned();
     assert!(after.status.success() && text.starts_with("both: 1 worker, the pool's minimum"), "{text}");
-    // The planner may die: requests go on.
+    // The control service may exit: requests continue.
     drop(control);
     let body =
         json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 4 });
@@ -152,7 +151,7 @@ fn control_advises_a_gateway_and_explains() {
     assert_eq!(status, 400, "{refused}");
 }
 
-/// A mock engine and its URL.
+/// Starts a mock engine; returns it with its URL.
 fn mock_engine() -> (Killed, String) {
     let address = free_address();
     let mock = kvasir(&["mock", "--listen", &address]);

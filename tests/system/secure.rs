@@ -1,23 +1,22 @@
-//! Encryption and identity: certificates of the gateway, of clients and of engines, keys of an identity provider by URL,
-//! gateways and workers that show each other a key, and what a hang-up signal does.
-
-mod support;
+//! Encryption and authentication: certificates of the gateway, of clients and of engines, keys of an identity
+//! provider by URL, keys between gateways and workers, and reloads on SIGHUP.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::support;
+use crate::support::site::{Site, chat, mock};
+use crate::support::{Process, Scratch, client, free_address, get, open, wait_for};
 use jsonwebtoken::jwk::Jwk;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use router_engines::client::EngineClient;
 use router_tls::{ClientTls, ClientTlsConfig, ServerTls, ServerTlsConfig, TlsListener};
 use serde_json::{Value, json};
-use support::site::{Site, chat, mock};
-use support::{Process, Scratch, client, free_address, get, open, wait_for};
 use tools_mocker::{Dialect, Role};
 
-/// An authority and its files in a folder.
+/// A certificate authority and its files in a folder.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     folder: PathBuf,
@@ -41,7 +40,7 @@ impl Authority {
         parameters.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().expect("a key");
         let certificate = parameters.signed_by(&key, &self.issuer).expect("a certificate");
-        // The key first: a pair that does not fit changes nothing.
+        // The key is written first: a pair that does not match changes nothing.
         std::fs::write(self.folder.join(format!("{name}.key")), key.serialize_pem()).expect("written");
         std::fs::write(self.folder.join(format!("{name}.pem")), certificate.pem()).expect("written");
     }
@@ -51,7 +50,7 @@ fn file(folder: &std::path::Path, name: &str) -> String {
     folder.join(name).display().to_string()
 }
 
-/// A client that trusts one authority, with a certificate of its own or without.
+/// Returns a client that trusts one authority, with its own certificate or without.
 fn over(base: &str, folder: &std::path::Path, authority: &str, own: Option<&str>) -> EngineClient {
     let path = |name: String| folder.join(name);
     let config = ClientTlsConfig {
@@ -70,7 +69,7 @@ async fn talks(client: &EngineClient, words: usize) -> Result<Value, String> {
     serde_json::from_slice(&answer).map_err(|error| error.to_string())
 }
 
-/// Speaks TLS for an engine that does not.
+/// Serves TLS in front of an engine without TLS.
 async fn wrap(folder: &std::path::Path, name: &str, engine: String) -> String {
     use axum::serve::Listener;
     let config =
@@ -139,7 +138,7 @@ fn clients_and_engines_over_tls() {
         assert!(error.contains("certificate"), "{error}");
         assert!(get(&server.address, "/health").is_err(), "plain HTTP is not answered");
 
-        // A new certificate of another authority is in force a moment later; connections go on meanwhile.
+        // A new certificate from another authority takes effect shortly after; open connections continue.
         let next = Authority::new(folder, "next");
         next.issue("gateway");
         let renewed = over(&base, folder, "next", Some("client"));
@@ -154,7 +153,7 @@ fn clients_and_engines_over_tls() {
         assert!(took_over, "the new certificate is shown");
         assert!(talks(&known, 20).await.is_ok(), "the old connection still serves");
 
-        // Nobody to trust: the engine is not used, and the gateway says why.
+        // Without a trusted authority the engine is not used, and the gateway gives the reason.
         let server = gateway("distrusts.toml", None, "other.pem");
         let anybody = over(&format!("https://{}", server.address), folder, "next", None);
         let mut error = Ok(Value::Null);
@@ -193,11 +192,11 @@ fn one_command_serves_with_keys_and_tls() {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("kvasir starts");
-    // Until it is ready it prints its memory plan; then the line to paste.
+    // `serve` prints its memory plan first, and a curl command when it is ready.
     let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let curl = lines.map_while(Result::ok).find(|line| line.starts_with("curl")).expect("it becomes ready");
     assert!(curl.contains("https://") && curl.contains("--cacert") && curl.contains("$KVASIR_KEY"), "{curl}");
-    // The certificate is the house's, so the house is whom to trust.
+    // The authority `house` issued the certificate, so the client must trust that authority.
     let command = curl.replace(&file(folder, "gateway.pem"), &file(folder, "house.pem"));
     let pasted =
         std::process::Command::new("sh").args(["-c", &command]).env("KVASIR_KEY", &key.secret).output();
@@ -246,7 +245,7 @@ fn bad_certificates_stop_the_start_with_their_names() {
     }
 }
 
-/// An identity provider: discovery, keys, and how often they were asked for.
+/// An identity provider: discovery, keys, and a count of key requests.
 struct Provider {
     issuer: String,
     keys: Arc<std::sync::Mutex<Vec<Value>>>,
@@ -275,7 +274,7 @@ impl Provider {
         Self { issuer, keys, asked }
     }
 
-    /// A signing key that the provider publishes.
+    /// Creates a signing key that the provider publishes.
     fn key(&self, id: &str) -> EncodingKey {
         let pair = aws_lc_rs::signature::Ed25519KeyPair::generate().expect("a key");
         let key = EncodingKey::from_ed_der(pair.to_pkcs8v1().expect("pkcs8").as_ref());
@@ -300,13 +299,13 @@ fn an_identity_providers_keys_come_by_url() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let provider = Provider::start(&runtime);
     let first = provider.key("first");
-    // Only the issuer is named: it tells where its keys are.
+    // Only the issuer is configured: it publishes the location of its keys.
     let config = format!("[access]\ntoken_issuer = {:?}\ntoken_audience = \"kvasir\"\n", provider.issuer);
     let site = Site::start("jwks", vec![mock(Dialect::Vllm, Role::Both, false)], &["--worker"], &config);
     let address = &site.gateway.address;
     let ask = |token: &str| client(address, Some(token), "/v1/chat/completions", Some(&chat(10, 1, 4))).0;
     wait_for("the first key", || ask(&provider.token(&first, "first")) == 200);
-    // A key that the provider has just begun to use is asked for, but not by everybody and always.
+    // A newly used key is fetched from the provider, but not for every token and at any time.
     let second = provider.key("second");
     let before = provider.asked.load(std::sync::atomic::Ordering::Relaxed);
     wait_for("the second key", || ask(&provider.token(&second, "second")) == 200);
@@ -364,13 +363,13 @@ fn gateways_of_a_fleet_share_the_limits_of_keys() {
             }
         }
         assert!(served < 60, "each by itself would have served thirty");
-        // Longer than it takes to tell each other.
+        // Longer than the gateways' exchange takes.
         std::thread::sleep(Duration::from_millis(150));
     }
     let refilled = 1 + started.elapsed().as_secs() / 2;
-    // In the time that it takes to tell, each may let one in that the other knows nothing of.
+    // Until the exchange, each gateway may admit one request that the other does not know of.
     assert!((30..=30 + refilled + 2).contains(&served), "{served} served, {refilled} refilled");
-    // One that starts now takes over what the others have charged.
+    // A gateway that starts now takes over the amounts that the others have charged.
     gateways.push(start(2, &[0, 1]));
     wait_for("the third gateway to hear of it", || ask(&gateways[2]) == 429);
 }
@@ -458,9 +457,9 @@ fn a_hang_up_opens_the_audit_log_anew() {
     assert_eq!(lines(&old), 1);
     let line: Value = serde_json::from_str(&std::fs::read_to_string(&log).expect("the log")).expect("JSON");
     assert_eq!((&line["client"], &line["status"]), (&json!("127.0.0.1"), &json!(200)), "{line}");
-    // A line is counted once it is in the file.
+    // A line is counted after it was written to the file.
     wait_for("both to be counted", || site.gateway.metric("kvasir_gateway_audit_log_lines_total") == 2.0);
-    // A client that leaves is written down as one.
+    // The disconnect of a client is logged as such.
     site.mocks[0].heal();
     let hang = tools_mocker::FaultKind::Hang;
     let hang = tools_mocker::Fault { kind: hang, probability: 1.0, count: None, millis: 0, tokens: 1 };
@@ -476,7 +475,7 @@ fn a_hang_up_opens_the_audit_log_anew() {
     assert_eq!((&line["status"], &line["reason"]), (&json!(499), &json!("client_gone")), "{line}");
 }
 
-/// Where the first worker of a `kvasir serve` listens, from its command line.
+/// Returns the address of the first worker of a `kvasir serve`, from the worker's command line.
 fn worker_of(serve: &Process) -> Option<String> {
     let id = serve.child.id();
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
@@ -514,7 +513,7 @@ fn workers_of_serve_answer_nobody_without_the_peer_key() {
     assert_eq!(client(&serve.address, None, "/v1/completions", Some(&body)).0, 200, "through the gateway");
 }
 
-/// A file that only its owner reads.
+/// Creates a file that only its owner can read.
 fn secret(scratch: &Scratch, name: &str, text: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = scratch.config(name, text);
@@ -559,7 +558,7 @@ fn a_worker_behind_a_key_and_tls_is_reached_by_its_gateway() {
     });
     assert!(get(&worker.address, "/health").is_err(), "plain HTTP is not answered");
 
-    // A file that everybody reads is no secret.
+    // A file that all users can read is refused.
     let open = scratch.config("open.secret", "worker-secret\n");
     let path = scratch.config("open.toml", &format!("[worker]\napi_key_file = {open:?}\n"));
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_kvasir"))
@@ -581,7 +580,7 @@ fn an_open_gateway_beyond_loopback_says_so_once() {
         .spawn()
         .expect("kvasir starts");
     let address = listen.replace("0.0.0.0", "127.0.0.1");
-    // It answers 503, since no worker is there; what it had to say was said before.
+    // The gateway answers 503, since there is no worker; its warnings were printed before.
     wait_for("the gateway to listen", || get(&address, "/health").is_ok());
     child.kill().expect("killed");
     let mut said = String::new();
@@ -591,7 +590,7 @@ fn an_open_gateway_beyond_loopback_says_so_once() {
     assert!(said.contains("WARN") && said.contains("access.keys_file"), "{said}");
 }
 
-/// Waits until a gateway can serve, as a client over TLS sees it.
+/// Waits until a gateway can serve, as seen by a client over TLS.
 async fn wait_ready(client: &EngineClient) {
     for _ in 0..600 {
         if client.is_healthy().await {
@@ -708,7 +707,7 @@ fn an_open_gateway_believes_only_peers_that_show_the_key() {
     assert_eq!(status(&keyed, "/kvasir/snapshot", shown, None), 200);
     assert_eq!(status(&keyed, "/v1/models", "", None), 200, "it is open to clients");
 
-    // Without a key, gateways of one machine believe each other, and nobody who comes through a proxy.
+    // Without a key, gateways accept each other on one machine, but not requests that come through a proxy.
     let unkeyed = Process::start(&arguments);
     unkeyed.wait_healthy();
     assert_eq!(status(&unkeyed, "/kvasir/loads", "", Some(&loads(1))), 200);
@@ -717,7 +716,7 @@ fn an_open_gateway_believes_only_peers_that_show_the_key() {
     assert_eq!(status(&unkeyed, "/kvasir/snapshot", forwarded, None), 403);
 }
 
-/// A vLLM-like engine and a gateway of this configuration before it, both ready.
+/// Starts a mock of vLLM and a gateway of this configuration in front of it, both ready.
 fn before_a_mock(
     runtime: &tokio::runtime::Runtime,
     scratch: &Scratch,
@@ -777,7 +776,7 @@ fn administrators_have_a_listener_of_their_own() {
     assert_eq!(status(&gateway.address, "/kvasir/snapshot"), 200, "peers know each other by the API's port");
     drop(gateway);
 
-    // With keys it asks for them, too.
+    // With keys the listener requires them, too.
     let key = router_access::new_key("boss", "house").expect("a key");
     let keys = scratch.config("keys.toml", &format!("{}admin = true\n", key.lines));
     let with_keys = format!("{text}[access]\nkeys_file = {keys:?}\n");
@@ -786,7 +785,7 @@ fn administrators_have_a_listener_of_their_own() {
     assert_eq!(client(&admin, Some(&key.secret), "/metrics", None).0, 200);
     drop(gateway);
 
-    // A Unix socket for the owner; a file that a killed process has left is no hindrance.
+    // A Unix socket for the owner; a socket file that a killed process left is replaced.
     let socket = scratch.0.join("admin.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).expect("a socket"));
     let place = format!("unix:{}", socket.display());

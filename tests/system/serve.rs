@@ -1,13 +1,11 @@
-//! `kvasir serve` as a newcomer uses it.
-
-mod support;
+//! `kvasir serve` as in the quick start.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::{Scratch, free_address, get, open, post, prompt, read_stream, wait_for};
 use serde_json::{Value, json};
-use support::{Scratch, free_address, get, open, post, prompt, read_stream, wait_for};
 
 struct Serve {
     child: Child,
@@ -58,7 +56,7 @@ impl Serve {
         panic!("still running after {within:?}");
     }
 
-    /// Process ids of the children, from /proc.
+    /// Returns the process ids of the children, from /proc.
     fn children(&self) -> Vec<(u32, String)> {
         let path = format!("/proc/{0}/task/{0}/children", self.child.id());
         let ids = std::fs::read_to_string(path).unwrap_or_default();
@@ -90,7 +88,7 @@ fn one_command_serves_and_ctrl_c_drains() {
     let models: Value = serde_json::from_str(&body).expect("JSON");
     assert_eq!(models["data"][0]["id"], "kvasir-tiny");
 
-    // The printed curl line, run as printed.
+    // The printed curl command, executed as printed.
     let line = serve.printed.lines().find(|line| line.starts_with("curl")).expect("a curl line").to_owned();
     let curl = Command::new("sh").args(["-c", &line.replace("curl", "curl -s")]).output();
     match curl {

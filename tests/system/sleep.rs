@@ -1,7 +1,5 @@
-//! Engines that are put to sleep and woken: by an administrator, by somebody else, and by the control service as demand grows
-//! and falls.
-
-mod support;
+//! Engines that are put to sleep and woken: by an administrator, by a direct request to the engine, and by
+//! the control service as demand grows and falls.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -9,10 +7,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::load::Load;
+use crate::support::site::{Site, chat, mock};
+use crate::support::{get, post_json, wait_for};
 use serde_json::{Value, json};
-use support::load::Load;
-use support::site::{Site, chat, mock};
-use support::{get, post_json, wait_for};
 use tools_mocker::{Dialect, MockConfig, Role};
 
 const WAKE: Duration = Duration::from_millis(300);
@@ -25,7 +23,7 @@ fn kvasir(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvasir")).args(arguments).output().expect("kvasir")
 }
 
-/// `kvasir workers COMMAND NAME`; what it printed.
+/// Runs `kvasir workers COMMAND NAME`; returns its output.
 fn workers(site: &Site, command: &str, which: usize) -> Result<String, String> {
     let name = name(site, which);
     let output = kvasir(&["workers", "--gateway", &site.gateway.address, command, &name]);
@@ -46,7 +44,7 @@ fn state(site: &Site, which: usize) -> String {
     told["state"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Asks an engine itself.
+/// Sends a request directly to an engine.
 fn ask(site: &Site, which: usize, path: &str) -> Value {
     post_json(&name(site, which), path, &json!({})).1
 }
@@ -79,7 +77,7 @@ fn a_worker_sleeps_and_wakes_under_load_and_no_request_fails() {
             "{dialect:?}: asleep and awake again under 100 requests/s: {answered} requests, 0 failed; {}",
             printed.trim()
         );
-        // What the index holds of it is what it has: nothing of before.
+        // The index holds only the engine's present blocks, and none from before its sleep.
         let asked = chat(200, 77, 1);
         let first = site.chat(&asked).1;
         let second = site.chat(&asked).1;
@@ -99,7 +97,8 @@ fn an_engine_that_somebody_else_put_to_sleep_gets_no_requests() {
     );
     let load = Load::start(&site.gateway.address, 100);
     site.ask_until("both to be in use", |site| site.mocks.iter().all(|mock| mock.stats().requests > 5));
-    // Requests that come before the gateway has noticed wait in the engine; the gateway takes them elsewhere.
+    // Requests that arrive before the gateway has noticed wait in the engine; the gateway moves them to
+    // another one.
     ask(&site, 0, "/sleep?level=1");
     wait_for("the gateway to see it", || state(&site, 0) == "sleeping");
     wait_for("what waited there to be taken elsewhere", || site.mocks[0].stats().waiting == 0);
@@ -113,7 +112,8 @@ fn an_engine_that_somebody_else_put_to_sleep_gets_no_requests() {
     );
 }
 
-/// An SGLang does not tell whether it sleeps: one that has started again while asleep is seen to be another run, and serves.
+/// SGLang does not report whether it sleeps: an engine that was restarted while asleep is detected as a new
+/// run, and serves.
 #[test]
 fn an_engine_that_starts_again_while_it_sleeps_serves() {
     let mut site = Site::start(
@@ -127,7 +127,7 @@ fn an_engine_that_starts_again_while_it_sleeps_serves() {
     let address = name(&site, 0).parse().expect("an address");
     let old = site.mocks.remove(0);
     site.runtime.block_on(old.stop());
-    // Another run at the same address, awake.
+    // A new run at the same address, awake.
     let again = site.runtime.block_on(tools_mocker::Mock::start(sleeper(Dialect::Sglang), address));
     site.mocks.insert(0, again.expect("the port is free again"));
     wait_for("it to serve", || state(&site, 0) == "ready");
@@ -161,13 +161,13 @@ fn what_cannot_sleep_is_refused_with_the_reason() {
     assert!(error.contains("register"), "{error}");
 }
 
-/// Takes what the webhook posts.
+/// Receives the posts of the webhook.
 fn sink() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/scale", listener.local_addr().expect("an address"));
     let bodies: Arc<Mutex<Vec<String>>> = Arc::default();
     let kept = Arc::clone(&bodies);
-    // It ends with the test's process.
+    // The thread ends with the test's process.
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let mut reader = BufReader::new(stream);
@@ -204,7 +204,8 @@ impl Drop for Killed {
     }
 }
 
-/// The control service keeps one worker asleep, wakes it when demand grows, and has it sleep again.
+/// The control service keeps one worker asleep, wakes it when demand grows, and puts one to sleep again
+/// afterwards.
 #[test]
 fn the_control_service_wakes_spares_before_it_asks_for_more() {
     let engines = (0..3).map(|_| sleeper(Dialect::Vllm)).collect();

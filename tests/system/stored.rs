@@ -1,11 +1,9 @@
-//! Responses and conversations in the gateway's database: what goes on from them, whose they are, and that they outlive the
-//! gateway's process.
+//! Responses and conversations in the gateway's database: continuation, ownership, and survival of a restart
+//! of the gateway's process.
 
-mod support;
-
+use crate::support::site::{Site, mock, official_client};
+use crate::support::{Process, Scratch, client, raw, wait_for};
 use serde_json::{Value, json};
-use support::site::{Site, mock, official_client};
-use support::{Process, Scratch, client, raw, wait_for};
 use tools_mocker::{Dialect, MockConfig, Role};
 
 fn asked(gateway: &Process, key: Option<&str>, path: &str, body: Option<&Value>) -> (u16, Value) {
@@ -24,7 +22,7 @@ fn text(response: &Value) -> &str {
     last.and_then(|item| item["content"][0]["text"].as_str()).unwrap_or_else(|| panic!("{response}"))
 }
 
-/// A folder for a database, and the configuration that names it.
+/// Creates a folder for a database, and the configuration that names it.
 fn database(name: &str) -> (Scratch, String) {
     let scratch = Scratch::new(&format!("{name}-database"));
     let file = scratch.0.join("documents.redb").display().to_string();
@@ -83,7 +81,7 @@ fn a_response_outlives_the_gateway_and_is_its_tenants_alone() {
     assert_eq!((status, text(&second)), (200, text(&expected)), "{second}");
     assert_eq!(second["usage"]["input_tokens"], expected["usage"]["input_tokens"]);
 
-    // Another tenant neither sees it, nor goes on from it, nor deletes it.
+    // Another tenant can neither see it, nor continue it, nor delete it.
     assert_eq!(asked(&site.gateway, bob, &path, None).0, 404);
     assert_eq!(asked(&site.gateway, bob, &format!("{path}/input_items"), None).0, 404);
     let (status, refused) = asked(&site.gateway, bob, "/v1/responses", Some(&on));
@@ -99,7 +97,7 @@ fn a_response_outlives_the_gateway_and_is_its_tenants_alone() {
     assert!(deleted(&site.gateway, alice, &path).starts_with("HTTP/1.1 200"));
     assert_eq!(asked(&site.gateway, alice, &path, None).0, 404);
 
-    // What is put together is screened like what comes in one piece, and names the client's own fields.
+    // Assembled input is checked like input of a single request, and errors name the client's own fields.
     let link = json!([{ "role": "user", "content": [{ "type": "input_image", "image_url": "http://10.0.0.1/x.png" }] }]);
     for conversation in [json!({}), json!({ "items": [{ "role": "user", "content": "Hello" }] })] {
         let (_, talk) = asked(&site.gateway, alice, "/v1/conversations", Some(&conversation));
@@ -125,7 +123,7 @@ fn a_tenant_stores_no_more_than_it_may() {
     let config = format!("{config}tenant_bytes_max = \"1MiB\"\n");
     let mock = MockConfig { eos_one_in: 0, ..MockConfig::tiny().expect("a configuration") };
     let site = Site::start("stored-room", vec![mock], &["--worker"], &config);
-    // Not an even part of the room: a little is left, too little for the next.
+    // Not an even part of the space: a little is left, too little for the next one.
     let item = json!({ "items": [{ "role": "user", "content": "word ".repeat(52_000) }] });
     let conversations: Vec<u16> =
         (0..5).map(|_| asked(&site.gateway, None, "/v1/conversations", Some(&item)).0).collect();
@@ -137,7 +135,7 @@ fn a_tenant_stores_no_more_than_it_may() {
         let request = turn(&json!("x ".repeat(4000)), &json!({}));
         let (status, response) = asked(&site.gateway, None, "/v1/responses", Some(&request));
         assert_eq!(status, 200, "{response}");
-        // It says so itself, and so does the gateway when it is asked.
+        // The response states whether it was stored, and a later query of the gateway agrees.
         let id = response["id"].as_str().expect("an id");
         let is_stored = response["store"] == true;
         let (status, _) = asked(&site.gateway, None, &format!("/v1/responses/{id}"), None);
@@ -151,7 +149,7 @@ fn a_tenant_stores_no_more_than_it_may() {
     assert!((1_000_000.0..=1_048_576.0).contains(&bytes), "{bytes}");
 }
 
-/// Each change of a conversation writes all of it.
+/// Each change of a conversation writes the whole conversation.
 #[test]
 fn a_conversation_is_no_larger_than_its_changes_can_write() {
     let (_folder, config) = database("stored-large");
@@ -170,7 +168,7 @@ fn a_conversation_is_no_larger_than_its_changes_can_write() {
     let (status, refused) =
         asked(&site.gateway, None, &format!("/v1/conversations/{id}/items"), Some(&items(600_000)));
     assert_eq!((status, &refused["error"]["code"]), (413, &json!("conversation_too_large")));
-    // A response that it has no room for says that it is not stored.
+    // A response that does not fit in the database reports that it is not stored.
     let request = turn(&json!("y".repeat(600_000)), &json!({ "conversation": id, "max_output_tokens": 2 }));
     let (status, response) = asked(&site.gateway, None, "/v1/responses", Some(&request));
     assert_eq!((status, &response["store"]), (200, &json!(false)), "{}", &response.to_string()[..200]);

@@ -1,10 +1,8 @@
-//! Outputs within a JSON schema: `response_format`, forced tool calls, resumed answers. The model's weights are random, so that
-//! only the grammar makes the outputs valid.
+//! Outputs that match a JSON schema: `response_format`, forced tool calls, resumed answers. The model's
+//! weights are random, so that only the grammar makes the outputs valid.
 
-mod support;
-
+use crate::support::{Cluster, Events, MODEL, open, post_json, prompt};
 use serde_json::{Value, json};
-use support::{Cluster, Events, MODEL, open, post_json, prompt};
 
 fn place_schema() -> Value {
     json!({
@@ -143,7 +141,7 @@ fn a_call_that_cannot_be_forced_names_the_field() {
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("tool_choice")), "{answer}");
 }
 
-/// The grammar of this one needs more states than it may have: the output ends there, and the engine is no less healthy.
+/// This grammar needs more states than allowed: the output ends there, and the engine stays healthy.
 #[test]
 fn a_grammar_that_grows_too_large_ends_its_output_only() {
     let cluster = Cluster::start("large", &["both"], "");
@@ -172,7 +170,7 @@ fn a_resumed_answer_stays_within_its_schema() {
     let resume = |prompt: &[u32], resumed: usize| {
         let body = json!({"model": MODEL, "prompt": prompt, "max_tokens": 200, "seed": 11, "return_token_ids": true,
             "structured_outputs": {"json": place_schema()}, "vllm_xargs": {"kvasir_resumed_tokens": resumed}});
-        // The worker itself: a gateway says so only of what it resumes.
+        // Queries the worker directly: a gateway reports this only for answers that it resumes.
         let (status, answer) = post_json(&cluster.workers[0].address, "/v1/completions", &body);
         let ids: Vec<u32> =
             serde_json::from_value(answer["choices"][0]["token_ids"].clone()).unwrap_or_default();

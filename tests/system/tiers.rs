@@ -1,14 +1,13 @@
-//! The tiers below host memory, with real processes: blocks on the disk outlive a killed worker, another node's memory
-//! and a folder of objects serve what this node has lost, and the Redis protocol serves values from the same tiers.
-
-mod support;
+//! The tiers below host memory, with real processes: blocks on the disk survive a killed worker, another
+//! node's memory and a folder of objects serve blocks that this node has lost, and the Redis protocol serves
+//! values from the same tiers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use crate::support::{Cluster, Process, Scratch, free_address, prompt, request, wait_for};
 use serde_json::Value;
-use support::{Cluster, Process, Scratch, free_address, prompt, request, wait_for};
 
 const PREFIX: usize = 800;
 const BLOCKS: f64 = 49.0;
@@ -40,7 +39,7 @@ fn a_killed_worker_comes_back_with_its_disk() {
     cluster.wait_ready(1);
     let survivors = cluster.workers[0].metric("kvasir_host_disk_survivor_blocks_total");
     assert!(survivors >= BLOCKS * 3.0, "{survivors} blocks survived");
-    // The first prompts teach the worker what computing costs and what its disk costs.
+    // From the first prompts the worker learns the cost of computing and of its disk.
     let mut from_disk = 0.0;
     for round in 0..3 {
         for (seed, expected) in (0..4).zip(&expected) {
@@ -54,15 +53,15 @@ fn a_killed_worker_comes_back_with_its_disk() {
     assert_eq!(cluster.workers[0].metric("kvasir_host_checksum_failures_total"), 0.0);
 }
 
-/// Both that every machine has; `KVASIR_TEST_TRANSPORTS=rdma` names others.
+/// Returns the two transports that every machine has; `KVASIR_TEST_TRANSPORTS=rdma` selects others.
 fn transports() -> Vec<String> {
     let named = std::env::var("KVASIR_TEST_TRANSPORTS").unwrap_or_else(|_| "shm,tcp".to_owned());
     named.split(',').map(str::to_owned).collect()
 }
 
-/// A store node that is reached over `transport`, and how it is called in `remote_tier.nodes`.
+/// Starts a store node that is reached over `transport`; returns it with its entry of `remote_tier.nodes`.
 fn pool_node(scratch: &Scratch, transport: &str) -> (Process, String) {
-    // A second device listens on the port behind the first one's: nothing else of this test may have it.
+    // A second device listens on the port after the first one's, which must be free.
     let (listen, rail, _second_rail) = (free_address(), free_address(), free_address());
     let config = format!(
         "[store]\npool = \"16 MiB\"\nslot = \"16 KiB\"\nlisten = \"{listen}\"\nresp = []\n\
@@ -80,7 +79,8 @@ fn pool_node(scratch: &Scratch, transport: &str) -> (Process, String) {
     (process, format!("{transport}:{address}"))
 }
 
-/// A worker that was killed and started again answers as before, with blocks from the only tier that outlives it.
+/// A worker that was killed and restarted gives the same answers, with blocks from the only tier that
+/// survives.
 fn comes_back_from_afar(name: &str, tier: &str, tokens: usize) -> Cluster {
     let config = format!("[engine]\nblocks = 300\n[host_tier]\ncapacity = \"16 MiB\"\n{tier}");
     let mut cluster = Cluster::start(&format!("far-{name}"), &["both"], &config);
@@ -121,7 +121,7 @@ fn objects_serve_what_this_node_has_lost() {
     let folder = Scratch::new("object-tier-files");
     let tier =
         format!("[object_tier]\nurl = \"file://{}\"\nrun = \"8\"\ndeadline = \"5s\"\n", folder.0.display());
-    // Objects are only worth a question when computing takes long.
+    // Objects are only queried if computing takes long.
     comes_back_from_afar("objects", &tier, 3600);
 }
 
@@ -134,7 +134,7 @@ impl Resp {
         Self(BufReader::new(stream))
     }
 
-    /// One command; the answer's text, `None` for nil.
+    /// Sends one command; returns the answer's text, `None` for nil.
     fn ask(&mut self, arguments: &[&[u8]]) -> Option<Vec<u8>> {
         let mut command = format!("*{}\r\n", arguments.len()).into_bytes();
         for argument in arguments {
@@ -187,7 +187,7 @@ fn values_over_the_redis_protocol_outlive_the_process() {
     assert_eq!(client.ask(&[b"GET", &key]), Some(value(77, 90_000)), "a value is replaced");
     assert_eq!(client.ask(&[b"DEL", b"key\r\n\0\x05"]).as_deref(), Some(b"1".as_slice()));
     assert_eq!(client.ask(&[b"GET", b"key\r\n\0\x05"]), None);
-    // A clean stop puts everything on the disk; what is found there is what was last set.
+    // A clean stop flushes everything to the disk; after the restart the latest values are found.
     node.stop();
     node.restart();
     wait_for("the server", || TcpStream::connect(&resp).is_ok());

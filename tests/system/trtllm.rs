@@ -1,21 +1,20 @@
-//! An engine that tells its KV events when it is asked (TensorRT-LLM's surface, as documented): routed by what it told, and
-//! forgotten when it starts again or loses count.
-
-mod support;
+//! An engine whose KV events are polled (TensorRT-LLM's API, as documented): requests are routed by its
+//! events, and its blocks are dropped when it restarts or an event is missing.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use crate::support;
+use crate::support::site::{chat, model_folder};
+use crate::support::{Process, Scratch, wait_for};
 use axum::Router;
 use axum::routing::{get, post};
 use serde_json::{Map, Value, json};
-use support::site::{chat, model_folder};
-use support::{Process, Scratch, wait_for};
 
 const BLOCK_TOKENS: usize = 16;
 
-/// What the engine has not told yet, the number of its next event, and the prompts that it holds.
+/// Events that were not yet polled, the number of the next event, and the prompts that the engine holds.
 #[derive(Default)]
 struct Told {
     events: VecDeque<Value>,
@@ -37,7 +36,8 @@ fn tokens_of(request: &Value) -> Vec<u32> {
     encoded.expect("a prompt").ids
 }
 
-/// Blocks of a prompt as the engine names them: any number will do, as long as prefixes differ.
+/// Returns the blocks of a prompt with engine-specific hashes: any number will do, as long as prefixes
+/// differ.
 fn stored(tokens: &[u32]) -> Value {
     let mut name = 7_u64;
     let blocks: Vec<Value> = tokens
@@ -97,7 +97,7 @@ async fn engine(told: Arc<Mutex<Told>>) -> String {
     url
 }
 
-/// Blocks that the index says the engine holds of a prompt.
+/// Returns the number of blocks of a prompt that the engine holds according to the index.
 fn overlap(gateway: &Process, words: usize, seed: usize) -> u64 {
     let (status, head, _) =
         support::client(&gateway.address, None, "/v1/chat/completions", Some(&chat(words, seed, 1)));
@@ -131,11 +131,11 @@ fn polled_events_are_followed() {
     let whole = (tokens.len() / BLOCK_TOKENS) as u64;
     assert!(whole > 4);
     wait_for("its blocks to be known", || overlap(&gateway, 80, 1) == whole);
-    // It drops one block in the middle: what is behind it is of no use.
+    // The engine drops one block in the middle: the blocks after it are unusable.
     let gone = stored(&tokens)["blocks"][2]["block_hash"].clone();
     told.lock().expect("lock").say(json!({ "type": "removed", "block_hashes": [gone] }));
     wait_for("the removal", || overlap(&gateway, 80, 1) == 2);
-    // A number is missing: what was known is forgotten.
+    // An event number is missing: all known blocks are dropped.
     let created = json!({ "type": "created", "num_blocks_per_cache_level": [4096] });
     {
         let mut told = told.lock().expect("lock");
@@ -146,7 +146,7 @@ fn polled_events_are_followed() {
     assert!(gateway.metric("kvasir_gateway_kv_event_resets_total") >= 1.0);
     told.lock().expect("lock").held.clear();
     wait_for("its blocks to be known again", || overlap(&gateway, 80, 1) == whole);
-    // Another life counts from 0, and holds nothing.
+    // A new run counts from 0, and holds no blocks.
     {
         let mut told = told.lock().expect("lock");
         let held = told.held.clone();

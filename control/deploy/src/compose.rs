@@ -1,4 +1,4 @@
-//! A Compose file: each worker is a service with devices of its own.
+//! A Compose file in which each worker is a service with its own devices.
 //!
 //! Source: the Compose Specification, `05-services.md`, `08-configs.md`, `deploy.md` (`devices`).
 
@@ -14,7 +14,7 @@ use crate::{File, Rendered, yaml};
 const PORT: u16 = 8000;
 const STOP_WITHIN: &str = "10m";
 
-/// Compose puts variables in place of `$`.
+/// Escapes `$`, which Compose would replace with a variable.
 fn literal(text: &str) -> String {
     text.replace('$', "$$")
 }

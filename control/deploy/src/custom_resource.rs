@@ -1,8 +1,8 @@
-//! The description as a custom resource of Kubernetes: `KvasirGraph`, and what the control service needs to reconcile it.
+//! The description as a custom resource of Kubernetes: `KvasirGraph`, and the operator that reconciles it.
 //!
-//! A graph's `spec` has the names of the description, without `name`, which is the object's own, and with `workload`. Its schema
-//! names the fields and leaves their values to [`Graph::check`], whose words are in the object's status: a schema that said the
-//! same again would be a second place for it.
+//! A graph's `spec` has the fields of the description, without `name`, which is the object's own, and with
+//! `workload`. Its schema names the fields and leaves their values to [`Graph::check`], whose messages go to
+//! the object's status: a stricter schema would duplicate these checks.
 
 use serde_json::{Map, Value, json};
 
@@ -19,7 +19,7 @@ pub const KIND: &str = "KvasirGraph";
 /// Plural name, in paths of the API.
 pub const PLURAL: &str = "kvasirgraphs";
 
-/// Kinds of what a graph becomes: API version, kind and plural.
+/// Kinds of the objects that a graph is rendered to: API version, kind and plural.
 pub const KINDS: [(&str, &str, &str); 12] = [
     ("v1", "ConfigMap", "configmaps"),
     ("v1", "ServiceAccount", "serviceaccounts"),
@@ -35,7 +35,8 @@ pub const KINDS: [(&str, &str, &str); 12] = [
     ("kvasir.dev/v1alpha1", "KvasirGraph", "kvasirgraphs"),
 ];
 
-/// The graph of an object of this kind; an error says what is wrong with its `spec`. `image`: of gateways, where it names none.
+/// Parses the graph of an object of this kind; an error describes the fault in its `spec`. `image` is for
+/// gateways without an image.
 pub fn from_object(object: &Value, image: &str) -> Result<(Graph, Workload), String> {
     let name = object["metadata"]["name"].as_str().unwrap_or_default();
     let mut spec = object["spec"].as_object().cloned().unwrap_or_default();
@@ -60,7 +61,7 @@ pub fn from_object(object: &Value, image: &str) -> Result<(Graph, Workload), Str
     }
     graph.check()?;
     if graph.storage.iter().any(|storage| !storage.folder.is_empty()) {
-        // The right to make graphs is no right to mount a machine's folders.
+        // The right to create graphs must not include the right to mount a machine's folders.
         return Err(
             "storage: a folder of the machine is not for a graph of the cluster; name a claim".to_owned()
         );
@@ -68,13 +69,14 @@ pub fn from_object(object: &Value, image: &str) -> Result<(Graph, Workload), Str
     Ok((graph, workload))
 }
 
-/// The manifests of an object's graph.
+/// Returns the manifests of an object's graph.
 pub fn manifests_of(object: &Value, image: &str) -> Result<Vec<Value>, String> {
     let (graph, workload) = from_object(object, image)?;
     objects(&graph, workload)
 }
 
-/// The definition of the resource, and the control service that reconciles it in one namespace, as manifests.
+/// Returns the definition of the resource, and the control service that reconciles it in one namespace, as
+/// manifests.
 pub fn operator(image: &str) -> Result<String, String> {
     let name = "kvasir-operator";
     let labels = json!({"app.kubernetes.io/name": "kvasir", "app.kubernetes.io/component": "operator"});
@@ -95,7 +97,7 @@ pub fn operator(image: &str) -> Result<String, String> {
     let container =
         own_container(image, &["control", "--config", "/etc/kvasir/control.toml", "--log", "info"], 8090);
     let spec = json!({
-        // Two versions side by side would undo each other's work.
+        // Two versions at the same time would undo each other's work.
         "replicas": 1, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": labels},
         "template": {
             "metadata": {"labels": labels},
@@ -120,7 +122,8 @@ pub fn operator(image: &str) -> Result<String, String> {
     yaml::documents(&objects)
 }
 
-/// Rights of the operator, in its namespace. It may give rights to gateways and control services only because it has them itself.
+/// Returns the operator's rights in its namespace. It can grant rights to gateways and control services only
+/// if it has them itself.
 fn rules() -> Value {
     let mut rules: Vec<Value> = KINDS
         .iter()
@@ -144,7 +147,7 @@ fn rules() -> Value {
     rules.into()
 }
 
-/// The CustomResourceDefinition.
+/// Returns the CustomResourceDefinition.
 #[must_use]
 pub fn definition() -> Value {
     let text = || json!({"type": "string"});

@@ -1,7 +1,8 @@
 //! NVIDIA Dynamo's `DynamoGraphDeployment`, of `nvidia.com/v1alpha1` (`spec.services`) and `v1beta1` (`spec.components`).
 //!
-//! Every field that is there is either taken, as something of a [`Graph`], or left with a reason. Engines are started by their own
-//! servers and not by Dynamo's: options that Dynamo reads itself are left, all others go on to the engine.
+//! Every field is either converted to a part of a [`Graph`], or skipped with a reason. Engines are started by
+//! their own servers and not by Dynamo's: options that Dynamo itself reads are skipped, all others are passed
+//! on to the engine.
 //!
 //! Source: `ai-dynamo/dynamo` `deploy/operator/api/{v1alpha1,v1beta1}/dynamographdeployment_types.go`,
 //! `components/src/dynamo/{vllm,sglang,trtllm}/backend_args.py`.
@@ -17,13 +18,13 @@ use crate::graph::{Engine, Gateway, Graph, Level, Role, RoleSpec, Storage};
 pub struct Note {
     /// Path of the field.
     pub field: String,
-    /// Whether it was taken.
+    /// Whether the field was converted.
     pub is_taken: bool,
-    /// As what it was taken, or why it was left.
+    /// Result of the conversion, or the reason for skipping the field.
     pub text: String,
 }
 
-/// Fields of an object that are still to be looked at.
+/// Fields of an object that are not yet processed.
 struct Fields<'a> {
     path: String,
     left: Map<String, Value>,
@@ -49,12 +50,12 @@ impl<'a> Fields<'a> {
         self.notes.push(Note { field, is_taken, text: text.into() });
     }
 
-    /// Takes a field out without a note.
+    /// Removes and returns a field without a note.
     fn remove(&mut self, name: &str) -> Option<Value> {
         self.left.shift_remove(name).filter(|value| !value.is_null())
     }
 
-    /// The fields of an object within.
+    /// Removes a nested object and returns its fields.
     fn within(&mut self, name: &str) -> Fields<'_> {
         let value = self.remove(name).unwrap_or_default();
         let path = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
@@ -90,7 +91,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Leaves these fields, if they are there, for a reason.
+    /// Skips these fields, if present, with a reason.
     fn leave(&mut self, names: &[&str], reason: &str) {
         for name in names {
             if self.remove(name).is_some() {
@@ -99,7 +100,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Leaves everything that nobody has looked at.
+    /// Skips all fields that were not processed.
     fn end(mut self) {
         for name in self.left.keys().cloned().collect::<Vec<_>>() {
             self.note(&name, false, "there is nothing like it here");
@@ -107,7 +108,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A scalar as text.
+/// Returns a scalar as text.
 fn scalar(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
@@ -117,8 +118,8 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
-/// Reads a `DynamoGraphDeployment`; an error says why no graph could be made of it. What is made of it is still to be checked
-/// ([`Graph::check`]).
+/// Reads a `DynamoGraphDeployment`; an error gives the reason why it cannot be converted to a graph. The
+/// result is not validated: see [`Graph::check`].
 pub fn from_dynamo(text: &str) -> Result<(Graph, Vec<Note>), String> {
     let document: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let mut notes = Vec::new();
@@ -146,7 +147,7 @@ pub fn is_dynamo(text: &str) -> bool {
     serde_saphyr::from_str::<Value>(text).is_ok_and(|document| document["kind"] == "DynamoGraphDeployment")
 }
 
-/// A name of ours: small letters, digits and dashes.
+/// Converts a name to lower-case letters, digits and dashes, as names of this crate require.
 fn label(name: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
     let plain = name.to_ascii_lowercase().replace(|letter| !is_plain(letter), "-");
@@ -209,8 +210,8 @@ fn read_spec(name: String, mut spec: Fields<'_>) -> Result<Graph, String> {
     Ok(graph)
 }
 
-/// Workers as roles of the graph: two that are not told apart by Dynamo's options are told apart by their names, and what all of
-/// them have goes to the graph.
+/// Adds the workers as roles of the graph. Two workers that Dynamo's options do not distinguish are
+/// distinguished by their names, and common values of all workers go to the graph.
 fn place_workers(graph: &mut Graph, workers: Vec<Worker>) -> Result<(), String> {
     if workers.is_empty() {
         return Err("spec: there is no worker in it".to_owned());
@@ -225,7 +226,7 @@ fn place_workers(graph: &mut Graph, workers: Vec<Worker>) -> Result<(), String> 
     for worker in workers {
         let role = match worker.role {
             Some(role) => role,
-            // Older decode workers have no option of their own.
+            // Decode workers of older versions have no option for their role.
             None if has_prefill => Role::Decode,
             None => Role::Both,
         };
@@ -255,7 +256,7 @@ fn engine_named(name: &str) -> Option<Engine> {
     }
 }
 
-/// Variables with a value; those from elsewhere are left.
+/// Reads variables with a literal value; others are skipped.
 fn read_variables(fields: &mut Fields<'_>, list: &str, variables: &Value) -> BTreeMap<String, String> {
     let mut taken = BTreeMap::new();
     for (number, variable) in variables.as_array().into_iter().flatten().enumerate() {
@@ -273,7 +274,7 @@ fn read_variables(fields: &mut Fields<'_>, list: &str, variables: &Value) -> BTr
     taken
 }
 
-/// Names of PersistentVolumeClaims.
+/// Reads the names of PersistentVolumeClaims.
 fn read_claims(spec: &mut Fields<'_>) -> Vec<String> {
     let mut claims = Vec::new();
     for claim in spec.remove("pvcs").as_ref().and_then(Value::as_array).into_iter().flatten() {
@@ -288,7 +289,7 @@ fn read_claims(spec: &mut Fields<'_>) -> Vec<String> {
     claims
 }
 
-/// A worker as Dynamo describes it.
+/// A worker of a Dynamo description.
 struct Worker {
     role: Option<Role>,
     engine: Option<Engine>,
@@ -298,7 +299,7 @@ struct Worker {
     spec: RoleSpec,
 }
 
-/// Reads one component; `None` for one that is no worker.
+/// Reads one component; `None` if it is no worker.
 fn read_component(mut fields: Fields<'_>, graph: &mut Graph, claims: &[String]) -> Option<Worker> {
     let kind = fields.remove("componentType").or_else(|| fields.remove("type"));
     let kind = kind.as_ref().and_then(Value::as_str).unwrap_or("worker").to_owned();
@@ -376,7 +377,7 @@ fn read_component(mut fields: Fields<'_>, graph: &mut Graph, claims: &[String]) 
         worker.spec.environment.extend(read_variables(&mut fields, "envs", &variables));
     }
     read_mounts(&mut fields, "mountPoint", graph, claims);
-    // The pod: beside the component in one version, around it in the other.
+    // The pod is beside the component in one API version, and around it in the other.
     let mut pod = fields.within("extraPodSpec");
     read_container(pod.within("mainContainer"), &mut worker, graph, claims);
     read_pod(pod, &mut worker, graph, claims);
@@ -416,7 +417,7 @@ fn add_secret(graph: &mut Graph, secret: String) {
     }
 }
 
-/// `requests` and `limits`, in Dynamo's form (`gpu`, `custom`) and in Kubernetes' (`nvidia.com/gpu`).
+/// Reads `requests` and `limits`, in Dynamo's form (`gpu`, `custom`) and in Kubernetes' (`nvidia.com/gpu`).
 fn read_resources(mut resources: Fields<'_>, spec: &mut RoleSpec) {
     for list in ["requests", "limits"] {
         let mut amounts = resources.within(list);
@@ -453,7 +454,7 @@ fn read_resources(mut resources: Fields<'_>, spec: &mut RoleSpec) {
     resources.end();
 }
 
-/// Mounts of claims that the graph names, or that the pod does.
+/// Reads the mounts of claims that the graph or the pod names.
 fn read_mounts(fields: &mut Fields<'_>, at: &str, graph: &mut Graph, claims: &[String]) {
     for mount in fields.remove("volumeMounts").as_ref().and_then(Value::as_array).into_iter().flatten() {
         let name = mount["name"].as_str().unwrap_or_default();
@@ -479,7 +480,7 @@ fn read_pod(mut pod: Fields<'_>, worker: &mut Worker, graph: &mut Graph, claims:
             .placement
             .extend(labels.into_iter().filter_map(|(name, value)| Some((name, scalar(&value)?))));
     }
-    // Names of volumes that are claims, as containers mount them.
+    // Maps the names of volumes, which containers mount, to their claims.
     let mut known = claims.to_vec();
     let mut claimed = BTreeMap::new();
     for volume in pod.remove("volumes").as_ref().and_then(Value::as_array).into_iter().flatten() {
@@ -504,7 +505,7 @@ fn read_pod(mut pod: Fields<'_>, worker: &mut Worker, graph: &mut Graph, claims:
         let path = format!("{}.containers[main]", pod.path);
         read_container(Fields::new(path, container.take(), pod.notes), worker, graph, &known);
     }
-    // Mounts name volumes; storage names claims.
+    // Mounts name volumes, but storage names claims.
     for storage in &mut graph.storage[before..] {
         if let Some(claim) = claimed.get(&storage.claim) {
             storage.claim.clone_from(claim);
@@ -527,7 +528,7 @@ fn read_container(mut container: Fields<'_>, worker: &mut Worker, graph: &mut Gr
         match container.remove(list) {
             None => {}
             Some(Value::Array(parts)) => words.extend(parts.iter().filter_map(scalar)),
-            // One text, as some examples have it.
+            // A single text, as in some examples.
             Some(other) => words.extend(scalar(&other)),
         }
     }
@@ -561,7 +562,8 @@ fn read_container(mut container: Fields<'_>, worker: &mut Worker, graph: &mut Gr
     container.end();
 }
 
-/// The words of the last command of a script that starts an engine: without what surrounds it in the shell.
+/// Returns the words of the last command in a script that starts an engine, without the surrounding shell
+/// commands.
 fn script_words(container: &mut Fields<'_>, script: &str) -> Vec<String> {
     let Some(words) = shlex::split(&script.replace("\\\n", " ")) else {
         container.note("args", false, "quotes in the script that do not end");
@@ -581,7 +583,7 @@ fn script_words(container: &mut Fields<'_>, script: &str) -> Vec<String> {
     words[begin..end].to_vec()
 }
 
-/// Options with their values: each begins with a dash and goes on to the next one that does.
+/// Groups options with their values: each option begins with a dash and extends to the next word that does.
 fn options(words: Vec<String>) -> Vec<Vec<String>> {
     let mut all: Vec<Vec<String>> = Vec::new();
     for word in words {
@@ -631,7 +633,7 @@ const DYNAMOS: [&str; 32] = [
     "--encode-endpoint",
 ];
 
-/// Names of TensorRT-LLM's own server for what Dynamo's options are.
+/// Names in TensorRT-LLM's own server for Dynamo's options.
 const TRTLLM: [(&str, &str); 8] = [
     ("--tensor-parallel-size", "--tp_size"),
     ("--pipeline-parallel-size", "--pp_size"),

@@ -17,50 +17,50 @@ use serde_json::json;
 
 use crate::graph::{Engine, Graph, Role, RoleSpec};
 
-/// Ports of one worker, by distance from the one of its HTTP surface.
+/// Ports of one worker, as offsets from its HTTP port.
 pub(crate) const EVENTS: u16 = 1000;
 pub(crate) const REPLAY: u16 = 2000;
 const SIDE_CHANNEL: u16 = 3000;
 const BOOTSTRAP: u16 = 4000;
 
-/// Where one worker is.
+/// Addresses and port of one worker.
 pub(crate) struct Place<'a> {
-    /// Address that it listens at.
+    /// Address on which the worker listens.
     pub(crate) listen: &'a str,
-    /// Address at which other workers reach it.
+    /// Address at which other workers reach the worker.
     pub(crate) own: &'a str,
-    /// Port of its HTTP surface.
+    /// HTTP port of the worker.
     pub(crate) port: u16,
-    /// The machine, for a worker that spans several.
+    /// Machine within a worker that spans several machines.
     pub(crate) node: Option<Node<'a>>,
 }
 
-/// A machine of a worker that spans several.
+/// A machine of a worker that spans several machines.
 pub(crate) struct Node<'a> {
     /// Rank of the machine, or a variable that holds it.
     pub(crate) rank: &'a str,
-    /// Address of the first machine, or a variable with that.
+    /// Address of the first machine, or a variable that holds it.
     pub(crate) leader: &'a str,
 }
 
-/// A process.
+/// A process: its command line and environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
     pub(crate) command: Vec<String>,
     pub(crate) environment: BTreeMap<String, String>,
 }
 
-/// The image of an engine that was tried; empty where none was.
+/// Returns the tested image of an engine; empty if no image was tested.
 pub(crate) fn image(graph: &Graph) -> &str {
     match graph.engine {
         Engine::Vllm => "vllm/vllm-openai:v0.32.0",
-        // No release of theirs was tried.
+        // No release of these engines' images was tested.
         Engine::Sglang | Engine::TensorrtLlm => "",
         Engine::Kvasir | Engine::Mock => &graph.gateway.image,
     }
 }
 
-/// Path that answers 200 once the worker can serve.
+/// Path that answers 200 when the worker can serve.
 pub(crate) const HEALTH: &str = "/health";
 
 /// Whether an option is derived from other fields of the description.
@@ -98,7 +98,7 @@ pub(crate) fn is_derived_option(engine: Engine, option: &str) -> bool {
     made.contains(&option)
 }
 
-/// Whether a role's own arguments say how its GPUs share the model.
+/// Whether a role's own arguments set the parallelism of its GPUs.
 fn says_parallelism(graph: &Graph, spec: &RoleSpec) -> bool {
     const OPTIONS: [&str; 13] = [
         "--tensor-parallel-size",
@@ -119,7 +119,7 @@ fn says_parallelism(graph: &Graph, spec: &RoleSpec) -> bool {
     all.any(|argument| OPTIONS.contains(&argument.split('=').next().unwrap_or_default()))
 }
 
-/// The program of one worker.
+/// Returns the program of one worker.
 pub(crate) fn program(graph: &Graph, spec: &RoleSpec, place: &Place<'_>) -> Program {
     let mut environment = graph.environment.clone();
     environment.extend(spec.environment.clone());
@@ -198,7 +198,7 @@ pub(crate) fn program(graph: &Graph, spec: &RoleSpec, place: &Place<'_>) -> Prog
                 options["disable_overlap_scheduler"] = true.into();
             }
             set("KVASIR_TRTLLM_OPTIONS", options.to_string());
-            // JSON is YAML.
+            // JSON is valid YAML.
             const SCRIPT: &str = "printf '%s' \"$KVASIR_TRTLLM_OPTIONS\" > /tmp/kvasir-options.yaml && exec \"$@\" \
                                   --extra_llm_api_options /tmp/kvasir-options.yaml";
             push(&["sh", "-c", SCRIPT, "trtllm-serve", "trtllm-serve", &graph.model, "--backend", "pytorch"]);

@@ -1,8 +1,8 @@
 //! The description of a serving graph.
 //!
-//! Every name in it is one word, so that the TOML file and YAML have the same names. What is in it may come from others: no text has a
-//! control character, and names of Kubernetes are checked, so that nothing of it becomes another document, directive or command of
-//! what is rendered.
+//! Every field name is one word, so that the TOML file and YAML have the same names. A description may come
+//! from an untrusted author: no text may contain a control character, and names of Kubernetes objects are
+//! validated, so that no text can become another document, directive or command of the rendered files.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 
 /// Longest name: parts are named after it, and Kubernetes allows 63 characters for a label's value.
 const NAME_MAX: usize = 40;
-/// Workers of a role at most, as for the planner.
+/// Most workers of a role, as in the planner.
 const WORKERS_MAX: u32 = 10_000;
-/// Machines of one worker at most, and GPUs of one machine.
+/// Most machines of one worker, and most GPUs of one machine.
 const NODES_MAX: u32 = 64;
 const GPUS_MAX: u32 = 64;
 /// Longest name of an object of Kubernetes (RFC 1123 subdomain).
@@ -23,17 +23,17 @@ const OBJECT_NAME_MAX: usize = 253;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Graph {
-    /// Name of the graph, and beginning of the names of its parts.
+    /// Name of the graph, and prefix of the names of its parts.
     pub name: String,
-    /// The model: a name of Hugging Face, or a folder.
+    /// The model: a Hugging Face name, or a folder.
     #[serde(default)]
     pub model: String,
-    /// The name that clients use for it; empty is `model`.
+    /// Model name that clients use. Empty: `model`.
     #[serde(default)]
     pub alias: String,
-    /// The engine that computes.
+    /// Engine of the workers.
     pub engine: Engine,
-    /// The engine's container image; empty is the one that its makers publish.
+    /// Container image of the workers. Empty: the tested image of the engine; required if there is none.
     #[serde(default)]
     pub image: String,
     /// Arguments of the engine, for all roles.
@@ -45,20 +45,20 @@ pub struct Graph {
     /// Names of Secrets whose entries are environment variables of the engine.
     #[serde(default)]
     pub secrets: Vec<String>,
-    /// Folders that the engine reads or keeps.
+    /// Folders that the engine reads or writes.
     #[serde(default)]
     pub storage: Vec<Storage>,
-    /// The service level that the planner keeps.
+    /// Service level that the planner keeps.
     #[serde(default)]
     pub level: Level,
-    /// Gateways.
+    /// Gateways in front of the workers.
     #[serde(default)]
     pub gateway: Gateway,
     /// Workers by role.
     pub role: Vec<RoleSpec>,
 }
 
-/// An engine that is known here.
+/// A supported engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
@@ -75,27 +75,27 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Whether it is a role of `kvasir`.
+    /// Whether the engine is a subcommand of `kvasir`.
     #[must_use]
     pub fn is_own(self) -> bool {
         matches!(self, Self::Kvasir | Self::Mock)
     }
 }
 
-/// A worker's share of the work.
+/// Phases that a worker computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Computes prompts for others.
+    /// Prefills for decode workers.
     Prefill,
-    /// Generates from prompts computed elsewhere.
+    /// Decodes from prompts that prefill workers computed.
     Decode,
-    /// Does both.
+    /// Prefills and decodes.
     Both,
 }
 
 impl Role {
-    /// Name in labels and files.
+    /// Returns the name in labels and files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -110,51 +110,51 @@ impl Role {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoleSpec {
-    /// Phases that they compute.
+    /// Phases that the workers compute.
     pub role: Role,
-    /// Number of workers, where no planner sets it: 1 unless it is said.
+    /// Number of workers, if no planner sets it. Default: 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
-    /// Workers at least, where the planner sets the number.
+    /// Fewest workers, if the planner sets the number.
     #[serde(default = "one")]
     pub min: u32,
-    /// Workers at most. With it the planner sets the number; 0 is none.
+    /// Most workers. If it is set, the planner sets the number. 0: no planner.
     #[serde(default)]
     pub max: u32,
-    /// GPUs of a worker on one machine: 1 unless it is said, and none for engines that compute on the CPU.
+    /// GPUs of a worker on one machine. Default: 1, or none for engines that compute on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u32>,
     /// Machines of one worker.
     #[serde(default = "one")]
     pub nodes: u32,
-    /// Processors, as Kubernetes writes them; empty is no request.
+    /// CPU request, as Kubernetes writes it. Empty: no request.
     #[serde(default)]
     pub cpu: String,
-    /// Memory, as Kubernetes writes it; empty is no request.
+    /// Memory request, as Kubernetes writes it. Empty: no request.
     #[serde(default)]
     pub memory: String,
-    /// Further resources of Kubernetes, as `rdma/ib`.
+    /// Further resources of Kubernetes, like `rdma/ib`.
     #[serde(default)]
     pub resources: BTreeMap<String, String>,
-    /// Labels of the machines that may run it (`nodeSelector`).
+    /// Labels of the machines that may run the workers (`nodeSelector`).
     #[serde(default)]
     pub placement: BTreeMap<String, String>,
-    /// Arguments of the engine, behind those for all roles.
+    /// Arguments of the engine, after those for all roles.
     #[serde(default)]
     pub arguments: Vec<String>,
-    /// Environment variables, before those for all roles.
+    /// Environment variables, which override those for all roles.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
 }
 
 impl RoleSpec {
-    /// Workers, or those at least where the planner sets the number.
+    /// Returns the number of workers, or the fewest if the planner sets the number.
     #[must_use]
     pub fn count(&self) -> u32 {
         if self.is_planned() { self.min } else { self.workers.unwrap_or(1) }
     }
 
-    /// Workers at most.
+    /// Returns the most workers.
     #[must_use]
     pub fn most(&self) -> u32 {
         if self.is_planned() { self.max } else { self.count() }
@@ -171,15 +171,15 @@ impl RoleSpec {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Gateway {
-    /// Number of gateways. With two of them an update fails no request.
+    /// Number of gateways. With two or more, an update fails no request.
     pub replicas: u32,
-    /// Kvasir's image.
+    /// Image of Kvasir.
     pub image: String,
     /// Port of the OpenAI API.
     pub port: u16,
-    /// Names of Secrets whose entries are files in `/etc/kvasir/secrets/NAME`, for settings that name one.
+    /// Names of Secrets whose entries are files in `/etc/kvasir/secrets/NAME`, for settings that name a file.
     pub secrets: Vec<String>,
-    /// Sections of `kvasir.toml`: those of the planner for the control service, the others for gateways.
+    /// Sections of `kvasir.toml`: the planner's go to the control service, all others to gateways.
     pub settings: Map<String, Value>,
 }
 
@@ -194,11 +194,11 @@ impl Default for Gateway {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Level {
-    /// Time to the first token, as `500ms`.
+    /// Time to first token, like `500ms`.
     pub ttft: String,
-    /// Time between tokens, as `50ms`.
+    /// Inter-token latency, like `50ms`.
     pub itl: String,
-    /// Share of requests that keep both.
+    /// Share of requests that must meet both.
     pub attainment: f64,
 }
 
@@ -212,12 +212,12 @@ impl Default for Level {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Storage {
-    /// Where the engine sees it.
+    /// Path of the folder in the engine's file system.
     pub path: String,
-    /// A PersistentVolumeClaim of Kubernetes; a named volume of Compose.
+    /// Name of a PersistentVolumeClaim of Kubernetes, or of a named volume of Compose.
     #[serde(default)]
     pub claim: String,
-    /// A folder of the machine.
+    /// Path of a folder of the machine.
     #[serde(default)]
     pub folder: String,
 }
@@ -226,7 +226,7 @@ fn one() -> u32 {
     1
 }
 
-/// Reads a description in TOML; an error says the line, or the field.
+/// Reads a description in TOML; an error names the line or the field.
 pub fn from_toml(text: &str) -> Result<Graph, String> {
     let graph: Graph = toml::from_str(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
@@ -268,43 +268,44 @@ fn is_variable(name: &str) -> bool {
 }
 
 impl Graph {
-    /// The name that clients use for the model.
+    /// Returns the model name that clients use.
     #[must_use]
     pub fn served_name(&self) -> &str {
         if self.alias.is_empty() { &self.model } else { &self.alias }
     }
 
-    /// The image of its workers.
+    /// Returns the image of the workers.
     #[must_use]
     pub fn worker_image(&self) -> &str {
         if self.image.is_empty() { crate::engine::image(self) } else { &self.image }
     }
 
-    /// Whether there are workers for prompts alone.
+    /// Whether there are workers that only prefill.
     #[must_use]
     pub fn has_prefill(&self) -> bool {
         self.role.iter().any(|role| role.role == Role::Prefill)
     }
 
-    /// Whether the planner is to change a number of workers.
+    /// Whether the planner sets the number of workers of any role.
     #[must_use]
     pub fn is_planned(&self) -> bool {
         self.role.iter().any(RoleSpec::is_planned)
     }
 
-    /// GPUs of a worker on one machine.
+    /// Returns the GPUs of a worker on one machine.
     #[must_use]
     pub fn gpus(&self, spec: &RoleSpec) -> u32 {
         spec.gpus.unwrap_or(if self.engine.is_own() { 0 } else { 1 })
     }
 
-    /// GPUs of all workers when there are as many as may be.
+    /// Returns the GPUs of all workers at their highest counts.
     #[must_use]
     pub fn gpus_max(&self) -> u32 {
         self.role.iter().map(|spec| spec.most() * self.gpus(spec) * spec.nodes).sum()
     }
 
-    /// Whether prefill and decode workers of one generation are sure to run the same engine: their image names a version.
+    /// Checks that prefill and decode workers of one generation run the same engine: their image must name a
+    /// version.
     pub(crate) fn check_version(&self) -> Result<(), String> {
         let image = self.worker_image();
         if image.is_empty() {
@@ -322,7 +323,7 @@ impl Graph {
         }
     }
 
-    /// Finds everything that is wrong with it; an error has a line for each.
+    /// Checks the description; an error has one line for each problem.
     pub fn check(&self) -> Result<(), String> {
         let mut wrong = Vec::new();
         if !is_label(&self.name) {
@@ -418,7 +419,7 @@ impl Graph {
         wrong.dedup();
     }
 
-    /// Every text of it that comes into what is rendered, beside the gateway's settings, which are TOML.
+    /// Returns every text that is rendered, except the gateway's settings, which are TOML.
     fn every_text(&self) -> impl Iterator<Item = &str> {
         fn of_role(spec: &RoleSpec) -> Vec<&str> {
             let maps = spec.resources.iter().chain(&spec.placement).chain(&spec.environment);
@@ -432,7 +433,7 @@ impl Graph {
         texts.chain(storage).map(String::as_str).chain(self.role.iter().flat_map(of_role))
     }
 
-    /// Whether a text of it has this part.
+    /// Whether any text of the description contains `part`.
     pub(crate) fn mentions(&self, part: &str) -> bool {
         self.every_text()
             .chain([self.model.as_str(), &self.alias, &self.name])
@@ -462,7 +463,7 @@ impl Graph {
 pub(crate) mod tests {
     use super::*;
 
-    /// Two roles that the planner changes.
+    /// A graph with two roles whose counts the planner sets.
     pub(crate) const DISAGGREGATED: &str = r#"
 name = "qwen"
 model = "Qwen/Qwen3-32B"

@@ -1,8 +1,8 @@
-//! The manifests of Kubernetes as a Helm chart.
+//! Kubernetes manifests as a Helm chart.
 //!
-//! The chart holds the manifests of one graph, and values for what changes from release to release: the two images and the
-//! numbers of workers that the planner does not set. Everything else is changed in the description. So there is one place that
-//! knows how a graph looks in a cluster.
+//! The chart holds the manifests of one graph, and values for the parts that change from release to release:
+//! the two images and the numbers of workers that the planner does not set. Everything else is changed in the
+//! description, so that only `kubernetes` defines the objects of a graph.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ use crate::{File, Rendered, yaml};
 /// Placeholder that a Helm template replaces after the manifests have become YAML.
 const MARK: &str = "kvasir-value-";
 
-/// A value of the chart: its mark, and the template that takes the mark's place.
+/// Returns the mark of a value of the chart, which its template replaces.
 fn mark(name: &str) -> String {
     format!("{MARK}{name}")
 }
@@ -26,7 +26,7 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Rendered, Stri
     }
     graph.check_version()?;
     let mut marked = graph.clone();
-    // The marks have versions, as images must.
+    // The marks contain a version, because images must have one.
     marked.image = mark("image:0");
     marked.gateway.image = mark("gateway");
     let mut objects = objects(&marked, workload)?;
@@ -42,7 +42,7 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Rendered, Stri
     }
     let mut generation = None;
     objects.iter_mut().for_each(|object| mark_generation(object, &mut generation));
-    // Braces of arguments are no templates.
+    // Braces in arguments must not become templates.
     let mut text = yaml::documents(&objects)?.replace("{{", "{{ \"{{\" }}");
     let mut put = |name: &str, template: &str| {
         text = text.replace(&mark(name), template);
@@ -53,7 +53,7 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Rendered, Stri
         put(role, &format!("{{{{ .Values.workers.{role} }}}}"));
     }
     if let Some(generation) = generation {
-        // Another image is another generation, too.
+        // A changed image changes the generation as well.
         let template = format!(
             "{{{{ printf \"%s %s\" \"{generation}\" .Values.image | sha256sum | trunc 16 | quote }}}}"
         );
@@ -97,11 +97,11 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Rendered, Stri
     Ok(Rendered { files, needs, unused: Vec::new() })
 }
 
-/// The number of workers of a role in an object of its own, or in a PodCliqueSet.
+/// Returns the number of workers of a role, in the role's own object or in a PodCliqueSet.
 fn count_of<'a>(object: &'a mut Value, graph: &str, role: &str) -> Option<&'a mut Value> {
     if object["kind"] != "PodCliqueSet" {
         let is_roles = object["metadata"]["name"] == format!("{graph}-{role}").as_str();
-        // An index would put a null into objects that have no spec, and a real API server refuses them then.
+        // Indexing would insert a null into objects without a spec, which a real API server refuses.
         return object.get_mut("spec")?.get_mut("replicas").filter(|_| is_roles);
     }
     let template = object.get_mut("spec")?.get_mut("template")?;
@@ -114,7 +114,7 @@ fn count_of<'a>(object: &'a mut Value, graph: &str, role: &str) -> Option<&'a mu
     part.get_mut("replicas")
 }
 
-/// Marks every label of the generation, and keeps what it was.
+/// Replaces every generation label with a mark, and returns the original value in `generation`.
 fn mark_generation(value: &mut Value, generation: &mut Option<String>) {
     match value {
         Value::Object(fields) => {

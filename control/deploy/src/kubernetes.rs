@@ -1,11 +1,11 @@
-//! Plain manifests of Kubernetes. Nothing of a cluster is asked for but namespaced objects that every cluster has, or, where
-//! they are chosen, LeaderWorkerSets or a PodCliqueSet.
+//! Plain Kubernetes manifests. They need only namespaced objects of kinds that every cluster has, and
+//! optionally LeaderWorkerSets or a PodCliqueSet.
 //!
 //! | Part | Objects |
 //! | --- | --- |
-//! | gateways | StatefulSet (each has a name that the others tell their loads to), Service, headless Service, NetworkPolicy, PodDisruptionBudget |
+//! | gateways | StatefulSet (stable names for peers), Service, headless Service, NetworkPolicy, PodDisruptionBudget |
 //! | workers of a role | Deployment, StatefulSet or LeaderWorkerSet; or one PodCliqueSet for all roles |
-//! | control service, where the planner acts | Deployment of two, of which one acts |
+//! | control service, if the planner acts | Deployment of two replicas, of which one acts |
 //! | rights | a ServiceAccount and a Role for gateways (pods), and for the control service (`scale` of the named workloads, pods, one Lease) |
 //!
 //! Sources: LeaderWorkerSet `api/leaderworkerset/v1/leaderworkerset_types.go`; Grove `operator/api/core/v1alpha1/podcliqueset.go`.
@@ -20,29 +20,29 @@ use crate::settings::{self, Workers};
 use crate::unused::comment;
 use crate::{File, Rendered, yaml};
 
-/// Port of a worker's HTTP surface.
+/// HTTP port of a worker.
 const PORT: u16 = 8000;
-/// Port of a gateway's listener for administrators: the control service and Prometheus.
+/// Port of a gateway's administrators' listener, for the control service and Prometheus.
 const ADMIN_PORT: u16 = 9090;
-/// Namespace that Prometheus is in.
+/// Namespace of Prometheus.
 const MONITORING: &str = "monitoring";
-/// User and group of containers of ours.
+/// User and group of Kvasir's containers.
 const OWN_USER: u32 = 65_532;
-/// Annotation with a number of the settings that a pod was started with.
+/// Annotation with a hash of the settings that a pod was started with.
 const SETTINGS_HASH: &str = "kvasir/settings";
-/// Port of the control service's HTTP surface.
+/// HTTP port of the control service.
 const CONTROL_PORT: u16 = 8090;
-/// Drain of an engine that does not tell what it runs, in seconds.
+/// Drain time of an engine that does not report its running requests, in seconds.
 const BLIND_DRAIN_SECONDS: u32 = 60;
-/// Longest drain of a worker, in seconds: as `planner.drain`.
+/// Longest drain of a worker, in seconds, as in `planner.drain`.
 const DRAIN_SECONDS: u32 = 600;
-/// Letters of the names of a PodCliqueSet, a scaling group and a clique together at most (Grove's webhook).
+/// Most characters of the names of a PodCliqueSet, a scaling group and a clique together (Grove's webhook).
 const GROVE_NAMES_MAX: usize = 45;
-/// Shared memory of a worker's processes.
+/// Size of the shared memory of a worker's processes.
 const SHARED_MEMORY: &str = "16Gi";
 
-/// Waits until an engine has been idle twice in a row, by its own gauges, and no longer than its drain. Gateways send nothing
-/// more to a pod from the moment that it is to be deleted.
+/// Waits until an engine was idle in two consecutive samples of its own gauges, at most for its drain time.
+/// Gateways send no requests to a pod from the moment that its deletion begins.
 const WAIT_IDLE: &str = "\
 import re, time, urllib.request
 idle, until = 0, time.monotonic() + DRAIN
@@ -59,12 +59,12 @@ while idle < 2 and time.monotonic() < until:
 /// Kind of the workers' objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Workload {
-    /// Deployments; LeaderWorkerSets for workers of several machines.
+    /// Deployments; LeaderWorkerSets for workers that span several machines.
     #[default]
     Auto,
-    /// StatefulSets; LeaderWorkerSets for workers of several machines.
+    /// StatefulSets; LeaderWorkerSets for workers that span several machines.
     StatefulSet,
-    /// LeaderWorkerSets for all.
+    /// LeaderWorkerSets for all workers.
     LeaderWorkerSet,
     /// One PodCliqueSet of Grove.
     PodCliqueSet,
@@ -78,7 +78,7 @@ pub(crate) fn render(graph: &Graph, workload: Workload) -> Result<Rendered, Stri
     Ok(Rendered { files: vec![file], needs, unused: Vec::new() })
 }
 
-/// All objects of a graph.
+/// Returns all objects of a graph.
 pub(crate) fn objects(graph: &Graph, workload: Workload) -> Result<Vec<Value>, String> {
     check(graph, workload)?;
     let selector = format!("kvasir/graph={}", graph.name);
@@ -120,7 +120,7 @@ pub(crate) fn objects(graph: &Graph, workload: Workload) -> Result<Vec<Value>, S
     Ok(objects)
 }
 
-/// Prerequisites of the manifests, and warnings.
+/// Returns the prerequisites of the manifests, and warnings.
 pub(crate) fn needs(graph: &Graph, workload: Workload) -> Vec<String> {
     let name = &graph.name;
     let mut needs = vec![format!(
@@ -188,15 +188,15 @@ fn check(graph: &Graph, workload: Workload) -> Result<(), String> {
     Ok(())
 }
 
-/// Letters that the names of a role's cliques add to that of the set.
+/// Returns the number of characters that the names of a role's cliques add to that of the set.
 fn grove_names(spec: &RoleSpec) -> usize {
     let name = spec.role.name().len();
     if spec.nodes > 1 { name + name + "-w".len() } else { name }
 }
 
-/// The object that the planner scales.
+/// An object that the planner scales.
 struct ScaleTarget {
-    /// As `planner.decode_target` names it.
+    /// Name of the object in the form of `planner.decode_target`.
     text: String,
     group: &'static str,
     resource: &'static str,
@@ -245,7 +245,7 @@ fn merge(object: &mut Value, rest: Value) {
     }
 }
 
-/// Labels by which a part's own pods are found.
+/// Returns the labels that select a part's own pods.
 fn part_labels(graph: &Graph, part: &str) -> Value {
     json!({
         "app.kubernetes.io/name": "kvasir", "app.kubernetes.io/instance": graph.name,
@@ -265,7 +265,7 @@ fn rights(graph: &Graph, part: &str, rules: &Value) -> [Value; 3] {
             part,
             json!({
                 "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-                // Without a namespace it is the binding's own.
+                // Without a namespace, the binding's own namespace is used.
                 "subjects": [{"kind": "ServiceAccount", "name": name}],
             }),
         ),
@@ -279,7 +279,7 @@ fn http_probe(path: &str, port: u16, period: u32, failures: u32) -> Value {
     })
 }
 
-/// Settings that every container of ours has: it needs no right of the machine.
+/// Settings of every container of Kvasir, which needs no privileges on the machine.
 pub(crate) fn own_container(image: &str, arguments: &[&str], port: u16) -> Value {
     json!({
         "name": "kvasir", "image": image, "command": ["kvasir"], "args": arguments,
@@ -294,12 +294,12 @@ pub(crate) fn own_container(image: &str, arguments: &[&str], port: u16) -> Value
     })
 }
 
-/// A variable with the entry `key` of a Secret, which may be absent.
+/// Returns a variable with the entry `key` of a Secret, which may be absent.
 fn secret_variable(name: &str, secret: &str) -> Value {
     json!({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": "key", "optional": true}}})
 }
 
-/// The volume with the files of this ConfigMap.
+/// Returns the volume with the files of this ConfigMap.
 pub(crate) fn settings_volume(config_map: &str) -> Value {
     json!([{"name": "settings", "configMap": {"name": config_map}}])
 }
@@ -321,7 +321,7 @@ fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &s
     for secret in &graph.gateway.secrets {
         let path = format!("/etc/kvasir/secrets/{secret}");
         push(&mut container["volumeMounts"], json!({"name": secret, "mountPath": path, "readOnly": true}));
-        // Kvasir reads no key that everybody can read.
+        // Kvasir refuses key files that all users can read.
         push(&mut volumes, json!({"name": secret, "secret": {"secretName": secret, "defaultMode": 0o440}}));
     }
     let spec = json!({
@@ -333,13 +333,13 @@ fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &s
                 "labels": labels,
                 "annotations": {
                     "prometheus.io/scrape": "true", "prometheus.io/port": ADMIN_PORT.to_string(),
-                    // Other settings are other pods.
+                    // Changed settings replace the pods.
                     SETTINGS_HASH: settings_hash,
                 },
             },
             "spec": {
                 "serviceAccountName": format!("{}-gateway", graph.name),
-                // Streams end before the process does.
+                // Streams can end before the process is killed.
                 "terminationGracePeriodSeconds": DRAIN_SECONDS,
                 "securityContext": {"fsGroup": OWN_USER},
                 "containers": [container], "volumes": volumes,
@@ -355,11 +355,11 @@ fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &s
     let admin = json!({"name": "admin", "port": ADMIN_PORT, "targetPort": "admin", "protocol": "TCP"});
     let headless = json!({
         "clusterIP": "None", "selector": labels, "ports": ports.iter().cloned().chain([admin]).collect::<Vec<Value>>(),
-        // A gateway that starts asks the others for what they know.
+        // A starting gateway loads the state of its peers.
         "publishNotReadyAddresses": true,
     });
     objects.push(object(graph, "v1", "Service", "gateway-peers", json!({"spec": headless})));
-    // Callers of the listener for administrators may change the roster.
+    // Clients of the administrators' listener may change the roster.
     let control = json!({"podSelector": {"matchLabels": part_labels(graph, "control")}});
     let prometheus =
         json!({"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}});
@@ -378,7 +378,7 @@ fn gateways(graph: &Graph, more_ports: &[(&'static str, u16)], settings_hash: &s
     objects
 }
 
-/// Labels of a worker's pods: gateways find them by the first, and understand the others.
+/// Returns the labels of a worker's pods: gateways select by the first, and read the others.
 fn worker_labels(graph: &Graph, spec: &RoleSpec) -> Value {
     json!({
         "kvasir/graph": graph.name, "kvasir/role": spec.role.name(), "kvasir/generation": generation(graph),
@@ -387,8 +387,9 @@ fn worker_labels(graph: &Graph, spec: &RoleSpec) -> Value {
     })
 }
 
-/// A number of what the workers of all roles run: prefill and decode workers of two generations never pair, so an update needs
-/// no engine that understands the blocks of another version.
+/// Returns a hash of the image, the commands and the environment of all roles: prefill and decode workers of
+/// two generations are never paired, so an update does not need an engine that can read the blocks of another
+/// version.
 fn generation(graph: &Graph) -> String {
     let mut texts = vec![graph.worker_image().to_owned()];
     for spec in &graph.role {
@@ -415,7 +416,7 @@ fn push(list: &mut Value, item: Value) {
 }
 
 fn worker_program(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Program {
-    // The kubelet puts variables in place of `$(NAME)`: texts of the description mean themselves.
+    // The kubelet replaces `$(NAME)` with a variable; texts of the description must stay literal.
     let literal = |text: &String| text.replace('$', "$$");
     let literals = |map: &BTreeMap<String, String>| {
         map.iter().map(|(name, value)| (name.clone(), literal(value))).collect()
@@ -432,7 +433,7 @@ fn worker_program(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Pro
     engine::program(&graph, &spec, &place)
 }
 
-/// The pod of a worker, or of one of its machines.
+/// Returns the pod of a worker, or of one machine of a worker.
 fn worker_pod(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
     let serves = node.as_ref().is_none_or(|node| node.rank == "0");
     let Program { command, environment } = worker_program(graph, spec, node);
@@ -476,10 +477,10 @@ fn worker_pod(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
     }
     if serves {
         container["ports"] = json!([{"name": "http", "containerPort": PORT, "protocol": "TCP"}]);
-        // Weights may take an hour to load.
+        // Loading the weights may take an hour.
         container["startupProbe"] = http_probe(HEALTH, PORT, 10, 360);
         container["readinessProbe"] = http_probe(HEALTH, PORT, 5, 2);
-        // A busy engine answers late: only one that has hung for minutes is started again.
+        // A busy engine answers late: only an engine that has hung for minutes is restarted.
         container["livenessProbe"] = http_probe(HEALTH, PORT, 15, 12);
         let hook = match graph.engine {
             Engine::Kvasir | Engine::Mock => None,
@@ -507,18 +508,18 @@ fn worker_pod(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
     pod
 }
 
-/// A pod's template.
+/// Returns the template of a worker's pod.
 fn template(graph: &Graph, spec: &RoleSpec, node: Option<Node<'_>>) -> Value {
     let mut labels = worker_labels(graph, spec);
     if node.as_ref().is_some_and(|node| node.rank != "0")
         && let Some(labels) = labels.as_object_mut()
     {
-        // Only the first machine serves HTTP: gateways must not find the others.
+        // Only the first machine serves HTTP: gateways must not find the other machines.
         labels.shift_remove("kvasir/graph");
     }
     let mut metadata = json!({"labels": labels});
     if !graph.served_name().is_empty() {
-        // A label could not hold every model's name.
+        // A label is too short for some model names.
         metadata["annotations"] =
             json!({"kvasir/model": graph.served_name(), "kvasir/port": PORT.to_string()});
     }
@@ -564,20 +565,22 @@ fn workers_of(graph: &Graph, spec: &RoleSpec, workload: Workload) -> Value {
     }
 }
 
-/// How an update goes: what may be the only worker is replaced by one beside it; else there may be no GPU for one more.
+/// Returns the update strategy: a possibly single worker is replaced after the new one is ready; otherwise
+/// there may be no GPU for a further worker.
 fn rolling_update(spec: &RoleSpec) -> Value {
     let (surge, unavailable) = if spec.count() == 1 { (1, 0) } else { (0, 1) };
     json!({"maxSurge": surge, "maxUnavailable": unavailable})
 }
 
-/// Without a count where the planner sets it: one in a manifest would undo its work each time that it is applied.
+/// Sets the replicas, except if the planner sets them: a count in the manifest would undo its decision each
+/// time that the manifest is applied.
 fn set_replicas(object: &mut Value, spec: &RoleSpec) {
     if !spec.is_planned() {
         object["replicas"] = spec.count().into();
     }
 }
 
-/// All roles as one set that is scheduled together.
+/// Returns all roles as one set that is scheduled together.
 fn pod_clique_set(graph: &Graph) -> Value {
     let (mut cliques, mut groups) = (Vec::new(), Vec::new());
     let clique = |spec: &RoleSpec, name: &str, [replicas, least]: [u32; 2], node: Option<Node<'_>>| {
@@ -598,11 +601,11 @@ fn pod_clique_set(graph: &Graph) -> Value {
             continue;
         }
         let (first, rest) = (format!("{name}-l"), format!("{name}-w"));
-        // Number 0 of the leader's clique, in the group's headless Service.
+        // Pod 0 of the leader's clique, in the group's headless Service.
         let leader = format!("$(GROVE_PCSG_NAME)-$(GROVE_PCSG_INDEX)-{first}-0.$(GROVE_HEADLESS_SERVICE)");
         cliques.push(clique(spec, &first, [1, 1], Some(Node { rank: "0", leader: &leader })));
         let rank = "$(GROVE_PCSG_POD_INDEX)";
-        // A part of a worker's machines is no worker.
+        // All other machines are required: some of a worker's machines are no worker.
         let others = spec.nodes - 1;
         cliques.push(clique(spec, &rest, [others, others], Some(Node { rank, leader: &leader })));
         groups.push(
@@ -653,7 +656,7 @@ fn control(graph: &Graph, targets: &[(Role, ScaleTarget)], settings_hash: &str) 
         "apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [lease],
         "verbs": ["get", "update"],
     }));
-    // A name cannot be given for what does not exist yet.
+    // `create` cannot be restricted to a name.
     rules.push(json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]}));
     let mut objects = rights(graph, "control", &json!(rules)).to_vec();
     objects.push(object(graph, "apps/v1", "Deployment", "control", json!({"spec": spec})));

@@ -1,4 +1,4 @@
-//! Deployment: one short description of a serving graph, rendered for where it is to run. No I/O.
+//! Deployment: renders one short description of a serving graph for its target. No I/O.
 //!
 //! ```text
 //! graph.toml ─────────────▶ Graph ──▶ programs ──▶ kubernetes   Deployments, StatefulSets, LeaderWorkerSets or a PodCliqueSet
@@ -8,13 +8,14 @@
 //!                                                  helm         the manifests as a chart
 //! ```
 //!
-//! Reading order: `graph` (the description and its checks), `dynamo` (NVIDIA Dynamo's description, field by field), `engine` (an
-//! engine's command line), `settings` (the gateway's and the control service's `kvasir.toml`), `machine` (workers of one machine:
-//! ports and devices), then the targets: `kubernetes`, `helm`, `compose`, `systemd`, `script`; `monitoring` (dashboard and
-//! alerts), `custom_resource` (the description as an object of Kubernetes).
+//! Reading order: `graph` (the description and its checks), `dynamo` (NVIDIA Dynamo's description, field by
+//! field), `engine` (an engine's command line), `settings` (`kvasir.toml` of the gateway and the control
+//! service), `machine` (workers of one machine: ports and devices), then the targets: `kubernetes`, `helm`,
+//! `compose`, `systemd`, `script`; `monitoring` (dashboard and alerts), `custom_resource` (the description as
+//! a Kubernetes object).
 //!
-//! Invariant: `kvasir.toml` of every target is read back by `control_config` before it is given out, so a description whose
-//! settings are wrong is refused here, and not by a gateway that does not start.
+//! Invariant: `kvasir.toml` of every target is parsed by `control_config` before it is returned, so that a
+//! description with invalid settings is refused here, and not by a gateway that does not start.
 
 #![forbid(unsafe_code)]
 
@@ -41,9 +42,9 @@ pub use monitoring::{Kind, Metric, metrics, monitoring};
 /// A rendered file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// Name within the folder that it belongs to.
+    /// Name of the file within its folder.
     pub name: String,
-    /// All of its text.
+    /// Text of the file.
     pub text: String,
 }
 
@@ -58,12 +59,12 @@ pub struct Rendered {
     pub unused: Vec<String>,
 }
 
-/// Where a graph is to run.
+/// Target of a rendering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// Plain manifests.
     Kubernetes(Workload),
-    /// The same manifests as a chart, with values for what changes from release to release.
+    /// The same manifests as a chart, with values for the parts that change from release to release.
     Helm(Workload),
     /// A Compose file.
     Compose,
@@ -75,7 +76,7 @@ pub enum Target {
     Description,
 }
 
-/// Renders a graph; an error says what the target cannot do, or what is wrong with the settings.
+/// Renders a graph; an error names the part that the target cannot run, or the fault in the settings.
 pub fn render(graph: &Graph, target: Target) -> Result<Rendered, String> {
     match target {
         Target::Kubernetes(workload) => kubernetes::render(graph, workload),

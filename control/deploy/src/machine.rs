@@ -1,28 +1,28 @@
-//! Workers of one machine: each has ports and devices of its own.
+//! Workers of one machine, each with its own ports and devices.
 
 use crate::engine::{self, EVENTS, Place, Program, REPLAY};
 use crate::graph::{Graph, Role, RoleSpec};
 
 /// Port of the first worker.
 const FIRST_PORT: u16 = 8100;
-/// Ports from one worker to the next: engines add the number of a data-parallel rank to each port.
+/// Distance between the ports of two workers: engines add the number of a data-parallel rank to each port.
 const PORTS_PER_WORKER: u16 = 16;
-/// Workers of one machine at most: further ports of a worker are at distances of this many workers' ports.
+/// Most workers of one machine: a worker's further ports are offset by the ports of this many workers.
 const MACHINE_WORKERS_MAX: usize = ((REPLAY - EVENTS) / PORTS_PER_WORKER) as usize;
-/// Ports of all workers together: five distances, of which the last is the bootstrap server's.
+/// Last port of all workers: five offsets, of which the last is the bootstrap server's.
 const LAST_PORT: u16 = FIRST_PORT + 5 * EVENTS;
 
-/// One worker.
+/// A worker on the machine.
 pub(crate) struct Worker<'a> {
-    /// Role and number, as `decode-0`.
+    /// Role and index, like `decode-0`.
     pub(crate) name: String,
     pub(crate) spec: &'a RoleSpec,
     pub(crate) port: u16,
-    /// GPUs, as `0,1`; empty without any.
+    /// GPU indices, like `0,1`; empty without GPUs.
     pub(crate) devices: String,
 }
 
-/// The workers of a graph on one machine.
+/// Assigns the workers of a graph to ports and devices of one machine.
 pub(crate) fn workers(graph: &Graph) -> Result<Vec<Worker<'_>>, String> {
     if graph.gateway.replicas > 1 {
         return Err("gateway: replicas is more than 1, and there is one machine here".to_owned());
@@ -58,7 +58,7 @@ pub(crate) fn workers(graph: &Graph) -> Result<Vec<Worker<'_>>, String> {
 }
 
 impl Worker<'_> {
-    /// The worker's process, listening on loopback.
+    /// Returns the worker's process, listening on loopback.
     pub(crate) fn program(&self, graph: &Graph) -> Program {
         let place = Place { listen: "127.0.0.1", own: "127.0.0.1", port: self.port, node: None };
         let mut program = engine::program(graph, self.spec, &place);
@@ -68,7 +68,7 @@ impl Worker<'_> {
         program
     }
 
-    /// The worker's role and URL, for gateways of the same machine.
+    /// Returns the worker's role and URL, for gateways on the same machine.
     pub(crate) fn url(&self) -> (Role, String) {
         (self.spec.role, format!("http://127.0.0.1:{}", self.port))
     }

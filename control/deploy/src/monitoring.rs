@@ -1,33 +1,33 @@
 //! A Grafana dashboard and Prometheus rules, made from the gateway's table of metrics.
 //!
-//! Every metric of the table has a panel, whose description is its meaning there; a few that say how clients are served come first.
-//! Alerts are about what somebody should do something against. Sources: Grafana "Dashboard JSON model"; Prometheus "Alerting
-//! rules".
+//! Every metric of the table has a panel, described by its meaning in the table; the metrics of the service
+//! level come first. Alerts report conditions that need an action. Sources: Grafana "Dashboard JSON model";
+//! Prometheus "Alerting rules".
 
 use serde_json::{Value, json};
 
 use crate::graph::Level;
 use crate::{File, yaml};
 
-/// A metric as the table has it.
+/// A metric of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metric {
-    /// Name without the ending of its samples.
+    /// Name without the suffix of its samples.
     pub name: String,
-    /// How its samples are read.
+    /// Kind of the metric, which determines how its samples are queried.
     pub kind: Kind,
-    /// Meaning, in the table's words.
+    /// Meaning, as the table states it.
     pub meaning: String,
 }
 
 /// Kinds of metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows; its sample ends in `_total`.
+    /// Grows only; its sample ends in `_total`.
     Counter,
-    /// Goes up and down.
+    /// May rise and fall.
     Gauge,
-    /// Counts by buckets.
+    /// Counts by bucket.
     Histogram,
     /// A sum and a count.
     Summary,
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-/// The metrics of a table in Markdown (`| name | kind | meaning |`), and of the lists below it.
+/// Parses the metrics of a table in Markdown (`| name | kind | meaning |`), and of the lists below it.
 #[must_use]
 pub fn metrics(document: &str) -> Vec<Metric> {
     let metric = |name: &str, kind: Kind, meaning: &str| Metric {
@@ -78,7 +78,7 @@ pub fn metrics(document: &str) -> Vec<Metric> {
     document.lines().filter_map(|line| row(line).or_else(|| entry(line)).or_else(|| sentence(line))).collect()
 }
 
-/// A duration of the description, as `500ms`, in seconds.
+/// Returns a duration of the description, like `500ms`, in seconds.
 fn seconds(text: &str) -> Result<f64, String> {
     let (number, factor) = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0), ("min", 60.0), ("h", 3600.0)]
         .iter()
@@ -90,7 +90,7 @@ fn seconds(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("level: {text:?} is no duration, as 500ms or 2s"))
 }
 
-/// `dashboard.json` and `rules.yaml`.
+/// Returns `dashboard.json` and `rules.yaml`.
 pub fn monitoring(metrics: &[Metric], level: &Level) -> Result<Vec<File>, String> {
     let dashboard = serde_json::to_string_pretty(&dashboard(metrics)).map_err(|error| error.to_string())?;
     Ok(vec![
@@ -119,7 +119,7 @@ fn quantiles(name: &str) -> Vec<Line> {
     [("0.5", "p50"), ("0.9", "p90"), ("0.99", "p99")].iter().map(line).collect()
 }
 
-/// The labels that a metric's series are told apart by, as its meaning says.
+/// Returns the labels that distinguish a metric's series, according to its meaning.
 fn labels(metric: &Metric) -> Vec<&'static str> {
     let all = ["worker", "pool", "surface", "status", "source", "version", "store"];
     let named = |label: &&str| metric.meaning.contains(&format!("`{label}`"));
@@ -146,13 +146,13 @@ fn lines(metric: &Metric) -> Vec<Line> {
             vec![(format!("{} / {}", rate("sum"), rate("count")), "mean".to_owned())]
         }
         Kind::Gauge if name.ends_with("_build_info") => vec![(format!("count{by} ({name})"), legend)],
-        // Gauges that describe the fleet are equal on all gateways: no sum.
+        // Gauges that describe the fleet are equal on all gateways and must not be summed.
         Kind::Gauge if by.is_empty() && !is_shared(name) => vec![(format!("sum({name})"), legend)],
         Kind::Gauge => vec![(format!("max{by} ({name})"), legend)],
     }
 }
 
-/// Whether all gateways say the same of a fleet.
+/// Whether all gateways report the same value for a fleet.
 fn is_shared(name: &str) -> bool {
     ["_workers_ready", "_certificate_expires", "_index_", "_start_time_seconds", "_max_fds"]
         .iter()
@@ -287,7 +287,7 @@ fn group_of(name: &str) -> &'static str {
     }
 }
 
-/// An alert: name, expression, how long it must hold, severity, and what it means for whom it wakes.
+/// An alert: name, expression, time that it must hold, severity, and explanation for the operator.
 type Alert = (&'static str, String, &'static str, &'static str, &'static str);
 
 fn rules(level: &Level) -> Result<Value, String> {

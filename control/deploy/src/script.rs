@@ -9,7 +9,7 @@ use crate::settings::{self, Workers};
 use crate::unused::{comment, unused};
 use crate::{File, Rendered};
 
-/// A word that a shell takes as it is.
+/// Quotes a word so that a shell takes it literally.
 fn quoted(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
     match !word.is_empty() && word.bytes().all(is_plain) {
@@ -18,7 +18,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// A process in the background, whose number is noted.
+/// Returns the lines that start a background process and record its process id.
 fn start(program: &Program) -> String {
     let mut words: Vec<String> =
         program.environment.iter().map(|(name, value)| format!("{name}={}", quoted(value))).collect();
@@ -38,7 +38,7 @@ pub(crate) fn render(graph: &Graph) -> Result<Rendered, String> {
     let settings = settings::gateway(graph, &listen, None, &Workers::Urls(urls), &[])?;
     let unused = unused(graph, &[]);
     let mut text = String::from("#!/bin/sh\n");
-    // A String takes everything that is written to it.
+    // Writing to a String cannot fail.
     let _written = writeln!(
         text,
         "# {} on this machine, until Ctrl-C. KVASIR is the binary, if it is not in PATH.\n{}set -eu\n\

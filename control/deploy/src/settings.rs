@@ -1,11 +1,11 @@
-//! `kvasir.toml` of gateways and of the control service.
+//! `kvasir.toml` of the gateways and of the control service.
 
 use serde_json::{Map, Value, json};
 
 use crate::engine::{EVENTS, REPLAY};
 use crate::graph::{Engine, Graph, Role};
 
-/// Keys that are derived from the description, so that what is rendered around them fits.
+/// Keys that are derived from the description and must match the rendered objects.
 const DERIVED: [&str; 17] = [
     "gateway.listen",
     "gateway.admin_listen",
@@ -26,18 +26,18 @@ const DERIVED: [&str; 17] = [
     "control.lease",
 ];
 
-/// Sections that are the control service's.
+/// Sections of the control service.
 const OF_CONTROL: [&str; 2] = ["planner", "control"];
 
-/// Where gateways find their workers.
+/// Source of workers for gateways.
 pub(crate) enum Workers<'a> {
-    /// Pods of this selector, which answer at this port.
+    /// Pods of this selector, which listen on this port.
     Pods { selector: &'a str, port: u16 },
     /// URLs by role.
     Urls(Vec<(Role, String)>),
 }
 
-/// The gateway's file: what follows from the description, and over that its own settings.
+/// Returns the gateway's file: derived settings, overridden by the description's own settings.
 pub(crate) fn gateway(
     graph: &Graph,
     listen: &str,
@@ -88,7 +88,7 @@ pub(crate) fn gateway(
     checked(&all)
 }
 
-/// Puts the description's own settings over what was derived: those of the control service, or the others.
+/// Overrides derived settings with the description's own: those of the control service, or all others.
 fn merge_settings(graph: &Graph, all: &mut Value, is_control: bool) -> Result<(), String> {
     for (section, values) in &graph.gateway.settings {
         for key in values.as_object().into_iter().flat_map(Map::keys) {
@@ -107,9 +107,9 @@ fn merge_settings(graph: &Graph, all: &mut Value, is_control: bool) -> Result<()
     Ok(())
 }
 
-/// The control service's file.
+/// Returns the control service's file.
 pub(crate) fn control(graph: &Graph, targets: &[(Role, String)], gateways: &str) -> Result<String, String> {
-    // The planner knows one number of GPUs for all workers.
+    // The planner has a single number of GPUs for all workers.
     let mut gpus = graph.role.iter().map(|spec| graph.gpus(spec) * spec.nodes);
     let per_worker = gpus.next().unwrap_or(0);
     if gpus.any(|other| other != per_worker) {
@@ -125,7 +125,7 @@ pub(crate) fn control(graph: &Graph, targets: &[(Role, String)], gateways: &str)
             Role::Prefill => ("prefill_min", "prefill_max"),
             Role::Decode | Role::Both => ("decode_min", "decode_max"),
         };
-        // A role without a maximum of its own keeps its number.
+        // A role without its own maximum keeps its number of workers.
         planner[min] = spec.count().into();
         planner[max] = spec.most().into();
     }
@@ -141,7 +141,7 @@ pub(crate) fn control(graph: &Graph, targets: &[(Role, String)], gateways: &str)
     checked(&all)
 }
 
-/// Ports beside the API's that these settings open: name and number.
+/// Returns the ports that these settings open in addition to the API's: name and number.
 pub(crate) fn more_ports(settings: &str) -> Result<Vec<(&'static str, u16)>, String> {
     let read = control_config::parse(settings).map_err(|_| "gateway.settings cannot be read".to_owned())?;
     let port = |listen: &str| listen.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
@@ -162,12 +162,12 @@ fn merge(own: &mut Map<String, Value>, given: &Map<String, Value>) {
     }
 }
 
-/// As TOML that Kvasir reads.
+/// Formats the settings as TOML that Kvasir accepts.
 fn checked(settings: &Value) -> Result<String, String> {
     let text = toml::to_string(settings).map_err(|error| format!("gateway.settings: {error}"))?;
     match control_config::parse(&text) {
         Ok(_) => Ok(text),
-        // Lines would be those of the text that is made here.
+        // Line numbers would refer to the generated text.
         Err(problems) => {
             let said: Vec<String> = problems
                 .into_iter()
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(planner.ttft, std::time::Duration::from_secs(2));
         let uneven = from_toml(DISAGGREGATED).expect("a description");
         assert!(control(&uneven, &targets, "g").expect_err("other numbers").contains("same GPUs"));
-        // The planner's settings are the control service's, and what was derived stays.
+        // The planner's settings go to the control service, and derived settings stay.
         let text = format!(
             "{}\n[gateway.settings.planner]\nstart_time = \"9min\"\n",
             DISAGGREGATED.replace("gpus = 4", "gpus = 2")

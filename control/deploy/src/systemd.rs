@@ -1,4 +1,4 @@
-//! Units of one machine: a target, a service for the gateway and one for each worker.
+//! systemd units of one machine: a target, a service for the gateway and one for each worker.
 //!
 //! Source: `systemd.service(5)`, "Command lines", and `systemd.syntax(7)`, "Quoting".
 
@@ -11,12 +11,13 @@ use crate::settings::{self, Workers};
 use crate::unused::{comment, unused};
 use crate::{File, Rendered};
 
-/// Where the rendered `kvasir.toml` and files of secrets are on the machine.
+/// Returns the folder on the machine that holds the rendered `kvasir.toml` and the files of secrets.
 fn folder(graph: &Graph) -> String {
     format!("/etc/kvasir/{}", graph.name)
 }
 
-/// A word of a command line, or of an assignment: specifiers, variables and quotes mean themselves.
+/// Quotes a word of a command line or of an assignment, so that specifiers, variables and quotes stay
+/// literal.
 fn quoted(word: &str) -> String {
     let mut text = String::from("\"");
     for letter in word.chars() {
@@ -31,14 +32,14 @@ fn quoted(word: &str) -> String {
 }
 
 fn service(graph: &Graph, what: &str, program: &Program, secrets: &[String]) -> String {
-    // `env` looks the program up in the unit's PATH, which may be that of a virtual environment.
+    // `env` searches for the program in the unit's PATH, which may be that of a virtual environment.
     let words = ["/usr/bin/env"].into_iter().chain(program.command.iter().map(String::as_str));
     let command: Vec<String> = words.map(|word| quoted(word).replace('$', "$$")).collect();
     let mut text =
         format!("[Unit]\nDescription=Kvasir {}: {what}\nPartOf={}.target\n", graph.name, graph.name);
     text.push_str("After=network-online.target\nWants=network-online.target\n\n[Service]\n");
     for (name, value) in &program.environment {
-        // A String takes everything that is written to it.
+        // Writing to a String cannot fail.
         let _written = writeln!(text, "Environment={}", quoted(&format!("{name}={value}")));
     }
     for secret in secrets {

@@ -1,8 +1,8 @@
-//! Fields of a description that a target has no use for.
+//! Fields of a description that a target does not use.
 
 use crate::graph::{Gateway, Graph};
 
-/// The fields that say something and are not among these.
+/// Returns the fields that are set and not among `used`.
 pub(crate) fn unused(graph: &Graph, used: &[&str]) -> Vec<String> {
     let usual = Gateway::default();
     let mut said = vec![
@@ -32,7 +32,7 @@ pub(crate) fn unused(graph: &Graph, used: &[&str]) -> Vec<String> {
     said.into_iter().map(|(field, _)| field).collect()
 }
 
-/// Lines of a comment.
+/// Formats lines as a comment.
 pub(crate) fn comment(title: &str, lines: &[String]) -> String {
     if lines.is_empty() {
         return String::new();

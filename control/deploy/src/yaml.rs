@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-/// A value as one document.
+/// Formats a value as one document.
 pub(crate) fn document(value: &impl Serialize) -> Result<String, String> {
     serde_saphyr::to_string(value).map_err(|error| error.to_string())
 }
 
-/// Several values as documents of one file.
+/// Formats several values as documents of one file.
 pub(crate) fn documents(values: &[serde_json::Value]) -> Result<String, String> {
     let texts: Result<Vec<String>, String> = values.iter().map(document).collect();
     Ok(texts?.join("---\n"))

@@ -1,5 +1,5 @@
-//! Every example for every target: manifests hold no field that Kubernetes does not know, settings are Kvasir's, scripts and units
-//! are what their readers take.
+//! Renders every example for every target: manifests have only fields that Kubernetes knows, settings are
+//! valid for Kvasir, scripts and units are valid for their interpreters.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -35,7 +35,8 @@ fn documents(rendered: &Rendered) -> Vec<Value> {
         .collect()
 }
 
-/// Reads an object by Kubernetes' own type, which skips fields that it does not know, and compares what it writes.
+/// Reads an object with Kubernetes' own type, which skips unknown fields, and compares the type's output with
+/// the object.
 fn same_as<T: DeserializeOwned + Serialize>(object: &Value) {
     let typed: T =
         serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}\n{object:#}"));
@@ -43,7 +44,7 @@ fn same_as<T: DeserializeOwned + Serialize>(object: &Value) {
     assert_eq!(sorted(&written), sorted(object), "a field that Kubernetes does not know");
 }
 
-/// Without order and without what is empty.
+/// Returns the value with sorted keys and without empty parts.
 fn sorted(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -94,7 +95,7 @@ fn manifests_have_no_field_that_kubernetes_does_not_know() {
         for workload in workloads {
             let objects = match render(&graph, Target::Kubernetes(workload)) {
                 Ok(files) => documents(&files),
-                // Grove keeps its counts itself.
+                // Grove manages its counts itself.
                 Err(error) if workload == Workload::PodCliqueSet && graph.is_planned() => {
                     assert!(error.contains("leave max out"), "{error}");
                     continue;
@@ -127,7 +128,7 @@ fn manifests_have_no_field_that_kubernetes_does_not_know() {
                         workers += 1;
                     }
                 }
-                // A selector that does not fit its template is refused by the API server.
+                // The API server refuses a selector that does not match its template.
                 let wanted = object["spec"]["selector"]["matchLabels"].as_object();
                 let labels = &object["spec"]["template"]["metadata"]["labels"];
                 for (label, value) in wanted.into_iter().flatten().filter(|_| labels.is_object()) {
@@ -172,7 +173,7 @@ fn another_engine_is_another_generation_and_another_count_is_not() {
     }
 }
 
-/// Rights are for what is asked, by name.
+/// Rights are limited to the needed objects, by name.
 #[test]
 fn the_control_service_may_scale_its_workloads_and_nothing_else() {
     let graph = from_toml(EXAMPLES[1].1).expect("a description");
@@ -236,14 +237,14 @@ fn one_machine_gets_scripts_units_and_a_compose_file() {
     }
 }
 
-/// Blanks, quotes, dollars and percents of an argument reach the engine as they are.
+/// Blanks, quotes, dollars and percents of an argument reach the engine unchanged.
 #[test]
 fn arguments_mean_themselves_everywhere() {
     let odd = "a 'b' \"c\" $HOME %n \\ `d`";
     let mut graph = from_toml(EXAMPLES[3].1).expect("a description");
     graph.role[0].arguments = vec!["--odd".to_owned(), odd.to_owned()];
     let script = &render(&graph, Target::Processes).expect("a script").files[0].text;
-    // The script's own line, with a program in the engine's place that prints its last argument.
+    // The script's own line, with the engine replaced by a program that prints its last argument.
     let line = script.lines().find(|line| line.contains("--odd")).expect("a line").replace(" &", "");
     let printed = Command::new("sh")
         .args([
@@ -267,11 +268,11 @@ fn arguments_mean_themselves_everywhere() {
         let command = pod["spec"]["containers"][0]["command"].as_array()?.clone();
         command.iter().any(|word| word == "--odd").then(|| command.last().cloned())?
     });
-    // The kubelet makes one dollar of two, and a variable's value of `$(NAME)`.
+    // The kubelet replaces two dollars with one, and `$(NAME)` with a variable's value.
     assert_eq!(said.as_ref().and_then(Value::as_str), Some(odd.replace('$', "$$").as_str()));
 }
 
-/// A description that somebody else wrote must not become another command, unit or object.
+/// A description from an untrusted author must not become another command, unit or object.
 #[test]
 fn settings_and_texts_stay_what_they_are() {
     let hostile = "x\nEND\ntouch /tmp/kvasir-hostile\n'\"$(touch /tmp/kvasir-hostile)`\n---\nkind: Evil\n{{ .Values.image }}\n";
@@ -279,7 +280,7 @@ fn settings_and_texts_stay_what_they_are() {
     let file = serde_json::json!({"engine_key_file": hostile});
     graph.gateway.settings.insert("gateway".to_owned(), file);
     let script = &render(&graph, Target::Processes).expect("a script").files[0].text;
-    // Everything up to the first process, which writes the settings: then they are printed.
+    // Runs the script up to the first process, which writes the settings; then the settings are printed.
     let (head, _) =
         script.split_once("\nVLLM").or_else(|| script.split_once("\n\"$kvasir\"")).expect("a process");
     let printed = Command::new("sh")
@@ -303,7 +304,7 @@ fn settings_and_texts_stay_what_they_are() {
     assert!(render(&graph, Target::Helm(Workload::Auto)).expect_err("a mark").contains("kvasir-value-"));
 }
 
-/// A real API server refuses a field that a kind does not have, also as null.
+/// A real API server refuses a field that a kind does not have, even if it is null.
 #[test]
 fn no_object_has_a_field_without_a_value() {
     for (name, text) in EXAMPLES {
@@ -331,7 +332,7 @@ fn what_does_not_fit_a_target_is_refused_or_told() {
     refused(|graph| graph.gateway.port = 9100, Target::Systemd, "are the workers'");
     refused(|graph| graph.image = "engine:latest".to_owned(), manifests, "names no version");
     refused(|graph| graph.name = "n".repeat(40), Target::Kubernetes(Workload::PodCliqueSet), "letters less");
-    // Mock engines take no GPU.
+    // Mock engines use no GPU.
     let graph = from_toml(EXAMPLES[3].1).expect("a description");
     assert!(!render(&graph, manifests).expect("manifests").files[0].text.contains("nvidia.com/gpu"));
     let mut graph = from_toml(EXAMPLES[1].1).expect("a description");
@@ -343,7 +344,7 @@ fn what_does_not_fit_a_target_is_refused_or_told() {
         assert!(unused.iter().any(|said| said == field), "{field}: {unused:?}");
     }
     assert_eq!(render(&graph, manifests).expect("manifests").unused, Vec::<String>::new());
-    // A picker has its port in the pod, the Service and the NetworkPolicy.
+    // A picker's port is in the pod, the Service and the NetworkPolicy.
     graph.gateway.settings.insert("picker".to_owned(), serde_json::json!({"listen": "0.0.0.0:9002"}));
     let text = &render(&graph, manifests).expect("manifests").files[0].text;
     assert_eq!(text.matches("9002").count(), 4, "settings, container and two Services: {text}");
@@ -369,8 +370,8 @@ fn other_settings_are_other_pods() {
 }
 
 #[test]
-fn the_readmes_example_is_a_description() {
-    let readme = include_str!("../../../README.md");
+fn the_documented_example_is_a_description() {
+    let readme = include_str!("../README.md");
     let (_, example) = readme.split_once("```toml\n# qwen.toml\n").expect("the example");
     let (example, _) = example.split_once("```").expect("its end");
     let graph = from_toml(example).expect("a description");
@@ -386,7 +387,7 @@ fn the_readmes_example_is_a_description() {
     }
 }
 
-/// systemd's own reading of the units.
+/// systemd's own parser accepts the units.
 #[test]
 fn systemd_finds_no_mistake_in_the_units() {
     if !Command::new("systemd-analyze").arg("--version").output().is_ok_and(|output| output.status.success())
@@ -410,7 +411,7 @@ fn systemd_finds_no_mistake_in_the_units() {
         let verified = Command::new("systemd-analyze").arg("verify").args(&paths).output().expect("it runs");
         let _removed = std::fs::remove_dir_all(&folder);
         let said = String::from_utf8_lossy(&verified.stderr).into_owned();
-        // Warnings about other units of the machine do not count.
+        // Warnings about other units of the machine are ignored.
         let ours: Vec<&str> = said.lines().filter(|line| line.contains(&graph.name)).collect();
         assert!(ours.is_empty(), "{name}: {ours:?}");
     }

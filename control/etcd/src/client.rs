@@ -1,8 +1,9 @@
 //! A client of etcd's API, version 3.
 //!
-//! One endpoint is asked at a time. When it cannot be reached, or says that its cluster has no leader, the next request goes
-//! to the next one. Connections are made when they are needed; HTTP/2 pings end one whose machine vanished without
-//! closing it. A user's token is fetched with the first request, and again after one was refused.
+//! Requests go to one endpoint at a time. If it is unreachable, or reports that its cluster has no leader,
+//! the next request goes to the next endpoint. Connections are made on demand; HTTP/2 pings detect a
+//! connection whose machine vanished without closing it. A user's token is fetched with the first request,
+//! and again after it was refused.
 
 use std::future::Future;
 use std::io;
@@ -31,25 +32,26 @@ use crate::rpc::etcdserverpb::{
 use crate::rpc::mvccpb::KeyValue;
 use crate::worker::BYTES_MAX;
 
-/// Longest time for a connection, and for the answer to one request.
+/// Time limit for a connection, and for the answer to one request.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Interval of pings on a connection; etcd refuses more than one in 5 s (`--grpc-keepalive-min-time`).
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_ANSWER_MAX: Duration = Duration::from_secs(5);
-/// Keys of one answer.
+/// Most keys in one answer.
 const PAGE: i64 = 1000;
 /// Largest answer: etcd's own requests are at most 1.5 MiB, and a page has many values.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// How etcd is reached.
+/// Endpoints and credentials of an etcd cluster.
 #[derive(Clone, Default)]
 pub struct ClientConfig {
     /// `http://HOST:PORT` or `https://HOST:PORT` of the cluster's members.
     pub endpoints: Vec<String>,
-    /// Trusted authorities and the client certificate of `https` endpoints, which need it. Its ALPN must offer HTTP/2.
+    /// Trusted authorities and the client certificate, which `https` endpoints need. Its ALPN must offer
+    /// HTTP/2.
     pub tls: Option<Arc<ClientTls>>,
-    /// A user and its password, where etcd asks for one.
+    /// A user and its password, if etcd requires authentication.
     pub user: Option<(String, String)>,
 }
 
@@ -63,36 +65,36 @@ impl std::fmt::Debug for ClientConfig {
     }
 }
 
-/// Why etcd cannot be used.
+/// Error of a request to etcd.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// An endpoint has another form.
+    /// An endpoint is not of the form `http://HOST:PORT` or `https://HOST:PORT`.
     #[error("{0:?} is not of the form http://HOST:PORT or https://HOST:PORT")]
     Endpoint(String),
-    /// There is no endpoint.
+    /// No endpoint is given.
     #[error("no endpoint of etcd is named")]
     NoEndpoint,
-    /// An https endpoint, and no files for TLS.
+    /// An https endpoint is given without TLS files.
     #[error("{0}: https needs a certificate authority")]
     NoTls(String),
-    /// The user or its password has letters that cannot be sent, or its token has.
+    /// The user, its password or its token contains characters that cannot be sent.
     #[error("etcd's token cannot be sent")]
     Token,
-    /// etcd answered with an error, or not at all.
+    /// etcd answered with an error, or did not answer.
     #[error("etcd at {endpoint}: {}", message(status))]
     Refused {
-        /// The endpoint that was asked.
+        /// The endpoint of the request.
         endpoint: String,
         /// The answer.
         status: Box<Status>,
     },
-    /// The lease has run out, or was revoked.
+    /// The lease has expired or was revoked.
     #[error("the lease is gone")]
     LeaseGone,
     /// Another process has registered this key.
     #[error("another process has registered {0}: names must differ")]
     Taken(String),
-    /// The watched revision is not kept any more.
+    /// The watched revision has been compacted.
     #[error("the watched revision is compacted")]
     Compacted,
 }
@@ -125,7 +127,7 @@ struct Shared {
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
 
-/// A client of one cluster. Its clones share connections.
+/// A client of one cluster. Clones share connections.
 #[derive(Clone)]
 pub struct Client(Arc<Shared>);
 
@@ -136,11 +138,12 @@ pub(crate) struct Listed {
 }
 
 impl Client {
-    /// A client. No connection is made before the first request. To be called within a Tokio runtime.
+    /// Creates a client. No connection is made before the first request. Must be called within a Tokio
+    /// runtime.
     ///
     /// # Errors
     ///
-    /// Endpoints in another form, none at all, and https without files for it.
+    /// Malformed endpoints, no endpoint, or https without TLS files.
     pub fn new(config: ClientConfig) -> Result<Self, EtcdError> {
         let member = |text: &String| -> Result<Member, EtcdError> {
             let error = || EtcdError::Endpoint(text.clone());
@@ -179,7 +182,7 @@ impl Client {
         })))
     }
 
-    /// The endpoints, for a message.
+    /// Returns the endpoints, for messages.
     pub(crate) fn endpoints(&self) -> String {
         self.0.members.iter().map(|member| member.endpoint.as_str()).collect::<Vec<_>>().join(",")
     }
@@ -189,18 +192,20 @@ impl Client {
         (at, &self.0.members[at])
     }
 
-    /// The error of a request to this member. After one that another member might not have, that one is asked next.
+    /// Converts the error of a request to this member. If another member may not have the error, the next
+    /// request goes to the next one.
     fn refused(&self, at: usize, status: Status) -> EtcdError {
         match status.code() {
             Code::Unauthenticated => *self.token() = None,
-            // A token of before users or roles were changed: etcd's ErrGRPCAuthOldRevision, in two wordings.
+            // The token is older than a change of users or roles: etcd's ErrGRPCAuthOldRevision, in two
+            // wordings.
             _ if status.message().contains("revision of auth store is old")
                 || status.message().contains("revision in header is old") =>
             {
                 *self.token() = None;
             }
             Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown | Code::Internal => {
-                // Of several requests that failed at once one moves on.
+                // Of several requests that fail at once, only one advances the index.
                 let next = (at + 1) % self.0.members.len();
                 let _moved = self.0.current.compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
             }
@@ -210,14 +215,14 @@ impl Client {
     }
 
     fn token(&self) -> std::sync::MutexGuard<'_, Option<MetadataValue<Ascii>>> {
-        // A token is replaced as a whole.
+        // The token is always replaced as a whole, so a poisoned lock leaves no broken state.
         self.0.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request with the user's token.
+    /// Returns a request with the user's token.
     async fn request<T>(&self, message: T) -> Result<Request<T>, EtcdError> {
         let mut request = Request::new(message);
-        // A member that is cut off from the others refuses instead of staying silent.
+        // A member that is cut off from its cluster then refuses the request instead of not answering.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
         let Some((name, password)) = &self.0.user else { return Ok(request) };
         let known = self.token().clone();
@@ -238,7 +243,7 @@ impl Client {
         Ok(request)
     }
 
-    /// All keys that begin with `prefix`, as they were at one revision.
+    /// Returns all keys that begin with `prefix`, at one revision.
     pub(crate) async fn list(&self, prefix: &str) -> Result<Listed, EtcdError> {
         let range_end = range_end(prefix.as_bytes());
         let mut listed = Listed { revision: 0, keys: Vec::new() };
@@ -255,7 +260,8 @@ impl Client {
             let (at, member) = self.member();
             let mut kv = KvClient::new(member.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
             let answer = match within(kv.range(request)).await {
-                // The library's word for a page beyond ANSWER_BYTES_MAX; etcd has the same code for a compacted revision.
+                // tonic's error for a page beyond ANSWER_BYTES_MAX; etcd has the same code for a compacted
+                // revision.
                 Err(status)
                     if status.code() == Code::OutOfRange
                         && status.message().contains("too large")
@@ -270,7 +276,7 @@ impl Client {
                 listed.revision = answer.header.map_or(0, |header| header.revision);
             }
             let last = answer.kvs.last().map(|last| last.key.clone());
-            // Larger values are no workers, and are not kept: one byte more says so.
+            // Larger values are no workers and are truncated: one byte above the limit marks them.
             listed.keys.extend(answer.kvs.into_iter().map(|mut found| {
                 found.value.truncate(BYTES_MAX + 1);
                 found.value.shrink_to_fit();
@@ -286,7 +292,7 @@ impl Client {
         }
     }
 
-    /// A key, if it is there.
+    /// Returns a key, if it exists.
     pub(crate) async fn get(&self, key: &str) -> Result<Option<KeyValue>, EtcdError> {
         let range = RangeRequest { key: key.into(), ..RangeRequest::default() };
         let request = self.request(range).await?;
@@ -295,7 +301,7 @@ impl Client {
         Ok(answer.map_err(|status| self.refused(at, status))?.kvs.into_iter().next())
     }
 
-    /// Watches all keys that begin with `prefix`, from a revision on.
+    /// Watches all keys that begin with `prefix`, from `start_revision` on.
     pub(crate) async fn watch(&self, prefix: &str, start_revision: i64) -> Result<Watch, EtcdError> {
         let create = WatchCreateRequest {
             key: prefix.as_bytes().to_vec(),
@@ -310,7 +316,7 @@ impl Client {
         Ok(Watch { client: self.clone(), at, answers })
     }
 
-    /// Writes a key that goes with its lease.
+    /// Writes a key that is deleted with its lease.
     pub(crate) async fn put(&self, key: &str, value: &str, lease: i64) -> Result<(), EtcdError> {
         let put = PutRequest { key: key.into(), value: value.into(), lease };
         let request = self.request(put).await?;
@@ -330,7 +336,7 @@ impl Client {
         answer.map_err(|status| self.refused(at, status))
     }
 
-    /// A new lease of so many seconds.
+    /// Creates a lease of this many seconds.
     pub(crate) async fn grant(&self, seconds: i64) -> Result<i64, EtcdError> {
         let request = self.request(LeaseGrantRequest { ttl: seconds, id: 0 }).await?;
         let (at, member) = self.member();
@@ -355,7 +361,7 @@ impl Client {
         }
     }
 
-    /// Ends a lease, and deletes its keys.
+    /// Revokes a lease, which deletes its keys.
     pub(crate) async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
         let request = self.request(LeaseRevokeRequest { id: lease }).await?;
         let (at, member) = self.member();
@@ -367,7 +373,7 @@ impl Client {
     }
 }
 
-/// An answer, within the time that it may take.
+/// Waits for an answer within the time limit.
 async fn within<T>(asked: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
     match tokio::time::timeout(ANSWER_MAX, asked).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
@@ -375,12 +381,13 @@ async fn within<T>(asked: impl Future<Output = Result<tonic::Response<T>, Status
     }
 }
 
-/// A stream of requests with one in it, which does not end: etcd ends its answers with the requests.
+/// Returns a stream of one request that does not end: etcd ends its answers when the requests end.
 fn one_and_open<T: Send + 'static>(request: T) -> impl Stream<Item = T> + Send + 'static {
     stream::iter([request]).chain(stream::pending())
 }
 
-/// The first key behind all those that begin with `prefix`; `\0`, which is no bound, when there is none.
+/// Returns the first key after all those that begin with `prefix`; `\0`, which means no bound, if there is
+/// none.
 fn range_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.last_mut() {
@@ -401,7 +408,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// The next changes.
+    /// Waits for the next changes.
     pub(crate) async fn next(&mut self) -> Result<WatchResponse, EtcdError> {
         let answer = self.answers.message().await.map_err(|status| self.client.refused(self.at, status))?;
         match answer {
@@ -466,7 +473,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_cannot_be_reached_is_named_and_another_one_is_asked_next() {
-        // Ports on which nobody listens: they were free a moment ago.
+        // Ports without a listener: they were free a moment ago.
         let free =
             || std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
         let endpoints = vec![format!("http://{}", free()), format!("http://{}", free())];

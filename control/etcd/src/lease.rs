@@ -1,4 +1,5 @@
-//! A key of etcd as the lease of an election: whoever creates the key leads as long as the key's own lease is renewed.
+//! Leader election by a key in etcd: the process that created the key leads as long as it renews the key's
+//! lease.
 
 use control_election::{LEASE_DURATION, Lease};
 
@@ -17,14 +18,15 @@ pub struct EtcdLease {
 }
 
 impl EtcdLease {
-    /// The election of this name, below `PREFIX/leaders/`. `identity` must differ between processes.
+    /// Creates a candidate in the election `name`, below `PREFIX/leaders/`. `identity` must differ between
+    /// processes.
     #[must_use]
     pub fn new(client: Client, prefix: &str, name: &str, identity: &str) -> Self {
         let key = format!("{}/leaders/{name}", prefix.trim_end_matches('/'));
         Self { client, key, identity: identity.to_owned(), lease: None }
     }
 
-    /// Creates the key with this lease unless it is there; whether it is this lease's now.
+    /// Creates the key with this lease unless it exists; returns whether the key now has this lease.
     async fn take(&self, lease: i64) -> Result<bool, EtcdError> {
         let key = self.key.as_bytes().to_vec();
         let is_absent = Compare {
@@ -49,7 +51,7 @@ impl EtcdLease {
         Ok(answer.succeeded || found.is_some_and(|found| found.lease == lease))
     }
 
-    /// Whether there is no key.
+    /// Whether the key does not exist.
     async fn is_free(&self) -> Result<bool, EtcdError> {
         let found = self.client.get(&self.key).await?;
         Ok(found.is_none())
@@ -67,7 +69,7 @@ impl Lease for EtcdLease {
         if let Some(lease) = self.lease {
             match self.client.keep_alive(lease).await {
                 Ok(()) if self.take(lease).await? => return Ok(true),
-                // The key was deleted by hand, and another process has taken it.
+                // The key was deleted by hand and another process has created it.
                 Ok(()) => {
                     self.lease = None;
                     self.client.revoke(lease).await?;

@@ -1,17 +1,17 @@
-//! etcd as a source of workers, and as the keeper of the lease by which control services elect a leader.
+//! etcd as a source of workers, and as the store of the lease with which control services elect a leader.
 //!
-//! Reading order: `client` (etcd's API over gRPC, from several endpoints), `worker` (a worker as a value of a key), `source` (the
-//! keys of workers, listed and watched), `registration` (the key of a worker, kept while it runs), `lease` (the election's
-//! lease).
+//! Reading order: `client` (etcd's API over gRPC, with several endpoints), `worker` (a worker as the value of
+//! a key), `source` (the keys of workers, listed and watched), `registration` (the key of a worker, kept
+//! while it runs), `lease` (the lease of an election).
 //!
 //! | Key below the prefix | Value | Lease of etcd |
 //! | --- | --- | --- |
-//! | `workers/NAME` | a worker, as JSON ([`Worker`]), or its URL alone | of whoever registered it, or none |
+//! | `workers/NAME` | a worker, as JSON ([`Worker`]), or its URL alone | of the registering process, or none |
 //! | `leaders/NAME` | identity of the leader | of the leader |
 //!
-//! Requests need nothing of this: an etcd that is away changes nothing. A worker's key whose lease has run out says that
-//! nobody vouched for it in time, not that it is gone: it is served while it answers its health checks, for
-//! `discovery.guard_time`.
+//! Requests do not depend on etcd: an unreachable etcd changes nothing. A worker's key whose lease has
+//! expired means that the lease was not renewed in time, not that the worker is gone: the worker is served
+//! while it answers its health checks, for `discovery.guard_time`.
 
 #![forbid(unsafe_code)]
 

@@ -8,32 +8,32 @@ use crate::client::{Client, EtcdError};
 use crate::source::workers_prefix;
 use crate::worker::Worker;
 
-/// The lease of a worker's key; renewed three times as often.
+/// Time to live of the lease of a worker's key; it is renewed three times within this time.
 const LEASE_SECONDS: i64 = 15;
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 
-/// A worker's key in etcd, with a lease of its own.
+/// A worker's key in etcd, with its own lease.
 pub struct Registration {
     client: Client,
     key: String,
     worker: Worker,
     lease: Option<i64>,
-    /// The value that etcd has.
+    /// The value last written to etcd; `None`: it must be written.
     written: Option<String>,
-    /// Another process has taken the key over, and keeps it.
+    /// Whether another process has taken over the key.
     is_lost: bool,
     next: Instant,
 }
 
 impl Registration {
-    /// The worker under this name, not yet written.
+    /// Creates the registration of a worker under this name. The key is not written yet.
     #[must_use]
     pub fn new(client: Client, prefix: &str, name: &str, worker: Worker) -> Self {
         let key = format!("{}{name}", workers_prefix(prefix));
         Self { client, key, worker, lease: None, written: None, is_lost: false, next: Instant::now() }
     }
 
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
@@ -44,12 +44,12 @@ impl Registration {
         tokio::time::sleep_until(self.next).await;
     }
 
-    /// Renews the lease and writes the key where that is needed; whether the key was written.
+    /// Renews the lease and writes the key if necessary; returns whether the key was written.
     ///
     /// # Errors
     ///
-    /// etcd does not answer or refuses: it is due again soon. [`EtcdError::Taken`] when another process has registered the same
-    /// name since, whose key it is now.
+    /// etcd does not answer or refuses: the renewal is due again soon. [`EtcdError::Taken`] if another
+    /// process has registered the same name since; the key then belongs to that process.
     pub async fn renew(&mut self) -> Result<bool, EtcdError> {
         self.next = Instant::now() + RENEW_EVERY;
         if self.is_lost {
@@ -73,7 +73,7 @@ impl Registration {
                     self.is_lost = true;
                     return Err(EtcdError::Taken(self.key.clone()));
                 }
-                // The key was deleted although the engine is there: write it again.
+                // The key was deleted although the engine is up: it is written again.
                 None => self.written = None,
             }
         }
@@ -94,7 +94,7 @@ impl Registration {
         Ok(true)
     }
 
-    /// Tells that the worker takes no more requests, so that the end of its key is a deletion.
+    /// Marks the worker as draining, so that the removal of its key counts as a deletion.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Registration {
     pub async fn drain(&mut self) -> Result<(), EtcdError> {
         self.worker.draining = true;
         match self.lease {
-            // A key of another process is left as it is.
+            // A key of another process is left unchanged.
             Some(_) => match self.renew().await {
                 Err(EtcdError::Taken(_)) => Ok(()),
                 renewed => renewed.map(drop),
@@ -111,12 +111,12 @@ impl Registration {
         }
     }
 
-    /// Marks the worker as draining, so that the deletion counts as one, then deletes its key. A later [`Self::renew`] writes it
-    /// again, unless the key was lost ([`EtcdError::Taken`]).
+    /// Marks the worker as draining, so that the removal counts as a deletion, then deletes its key. A later
+    /// [`Self::renew`] writes the key again, unless it was lost ([`EtcdError::Taken`]).
     ///
     /// # Errors
     ///
-    /// etcd does not answer or refuses: the key goes when its lease runs out.
+    /// etcd does not answer or refuses: the key is then deleted when its lease expires.
     pub async fn remove(&mut self) -> Result<(), EtcdError> {
         let told = self.drain().await;
         self.worker.draining = false;

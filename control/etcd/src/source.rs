@@ -4,12 +4,12 @@
 //! | --- | --- |
 //! | a key is written | changed |
 //! | a key is deleted that had no lease, or whose worker was draining | deleted |
-//! | a key with a lease is deleted | expired: nobody vouches for it; see the guard of `control-discovery` |
+//! | a key with a lease is deleted | expired: it was not renewed; see the guard of `control-discovery` |
 //! | a key with a lease is missing from a list | the same |
 //! | a value that cannot be read | a failure with the key's name; its worker stays as it was |
 //! | etcd cannot be reached, the watched revision is gone | a failure; listed anew as soon as that succeeds |
 //!
-//! All keys are listed anew every `relist`, so that what got lost on the way is made up for.
+//! All keys are listed again every `relist`, which corrects for lost events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use crate::client::{Client, EtcdError};
 use crate::rpc::mvccpb::{Event, KeyValue, event::EventType};
 use crate::worker::Worker;
 
-/// Pause after a failure: doubled with each one, up to the longest.
+/// Pause after a failure: doubled with each further failure, up to the longest.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
-/// Keys named in a failure.
+/// Most keys named in a failure.
 const MISTAKES_SHOWN: usize = 3;
 
-/// Keys that are workers.
+/// Source of the workers whose keys are in etcd.
 pub struct EtcdSource {
     client: Client,
     prefix: String,
@@ -38,7 +38,7 @@ pub struct EtcdSource {
 /// State of a key.
 #[derive(Debug, Default)]
 struct Key {
-    /// `None` while its value has never been one that can be read.
+    /// The worker of the last readable value; `None` if there was none.
     worker: Option<Worker>,
     has_lease: bool,
     mistake: Option<String>,
@@ -48,28 +48,28 @@ struct Key {
 #[derive(Debug, Default)]
 struct Keys(BTreeMap<String, Key>);
 
-/// How following the keys ended.
+/// Reason for which following the keys ended.
 enum End {
-    /// Nothing receives the updates.
+    /// The updates have no receiver.
     Closed,
     /// The list is due again.
     Relist,
 }
 
 impl EtcdSource {
-    /// The workers below `PREFIX/workers/`.
+    /// Creates the source of the workers below `PREFIX/workers/`.
     #[must_use]
     pub fn new(client: Client, prefix: &str, relist: Duration) -> Self {
         Self { client, prefix: workers_prefix(prefix), relist }
     }
 
-    /// Its name in the status.
+    /// Name of the source in the status.
     #[must_use]
     pub fn name(&self) -> String {
         format!("etcd {} {}", self.client.endpoints(), self.prefix)
     }
 
-    /// Reports the workers until nothing receives the updates.
+    /// Reports the workers until the updates have no receiver.
     pub async fn watch(self, sender: Sender) {
         let mut keys = Keys::default();
         let mut pause = PAUSE;
@@ -82,7 +82,7 @@ impl EtcdSource {
                     if !sender.send(Update::Failed(error.to_string())).await {
                         return;
                     }
-                    // A watch that went on for a while is no row of failures.
+                    // A watch that ran for a while ends a row of failures.
                     if began.elapsed() > PAUSE_MAX {
                         pause = PAUSE;
                     }
@@ -93,7 +93,7 @@ impl EtcdSource {
         }
     }
 
-    /// Lists all keys, and watches them from there on.
+    /// Lists all keys, and watches them from that revision on.
     async fn follow(&self, keys: &mut Keys, sender: &Sender) -> Result<End, EtcdError> {
         let listed = self.client.list(&self.prefix).await?;
         let updates = keys.list(&self.prefix, listed.keys);
@@ -113,7 +113,7 @@ impl EtcdSource {
     }
 }
 
-/// `PREFIX/workers/`, whether or not the prefix ends with a slash.
+/// Returns `PREFIX/workers/`, whether or not the prefix ends with a slash.
 pub(crate) fn workers_prefix(prefix: &str) -> String {
     format!("{}/workers/", prefix.trim_end_matches('/'))
 }
@@ -128,14 +128,14 @@ async fn send(sender: &Sender, updates: Vec<Update>) -> bool {
     true
 }
 
-/// The name of a worker's key, as it may be logged and shown.
+/// Returns the name of a worker's key in a form that may be logged and shown.
 fn name(prefix: &str, key: &[u8]) -> String {
     let name = String::from_utf8_lossy(key.strip_prefix(prefix.as_bytes()).unwrap_or(key));
     name.escape_debug().to_string()
 }
 
 impl Keys {
-    /// Takes all keys.
+    /// Applies a list of all keys.
     fn list(&mut self, prefix: &str, listed: Vec<KeyValue>) -> Vec<Update> {
         let mut before = std::mem::take(&mut self.0);
         for found in listed {
@@ -143,7 +143,7 @@ impl Keys {
             let key = before.remove(&name).unwrap_or_default().with(&found);
             self.0.insert(name, key);
         }
-        // Leases that ran out between two watches.
+        // Keys whose leases expired between two watches.
         let is_expired =
             |key: &Key| key.has_lease && key.worker.as_ref().is_some_and(|worker| !worker.draining);
         let expired =
@@ -151,14 +151,14 @@ impl Keys {
         expired.chain([self.listed()]).chain(self.mistakes()).collect()
     }
 
-    /// Takes the events of an answer.
+    /// Applies the events of an answer.
     fn events(&mut self, prefix: &str, events: Vec<Event>) -> Vec<Update> {
         let had_mistakes = self.mistakes().is_some();
         let mut updates: Vec<Update> =
             events.into_iter().filter_map(|event| self.event(prefix, event)).collect();
         match self.mistakes() {
             Some(failure) => updates.push(failure),
-            // The failure ends with the next success.
+            // A success ends the failure.
             None if had_mistakes && updates.is_empty() => updates.push(self.listed()),
             None => {}
         }
@@ -182,13 +182,13 @@ impl Keys {
         changed
     }
 
-    /// All workers that are known.
+    /// Returns an update with all known workers.
     fn listed(&self) -> Update {
         let workers = self.0.iter().filter_map(|(name, key)| Some(object(name, key.worker.as_ref()?)));
         Update::Listed(workers.collect())
     }
 
-    /// A failure that names the keys which cannot be read, if there are any.
+    /// Returns a failure that names the unreadable keys, if there are any.
     fn mistakes(&self) -> Option<Update> {
         let all = self.0.iter().filter_map(|(name, key)| Some(format!("{name}: {}", key.mistake.as_ref()?)));
         let mut all: Vec<String> = all.collect();
@@ -202,7 +202,7 @@ impl Keys {
 }
 
 impl Key {
-    /// The key with a new value. A value that cannot be read leaves the worker as it was.
+    /// Returns the key with a new value. An unreadable value leaves the worker unchanged.
     fn with(self, found: &KeyValue) -> Self {
         let has_lease = found.lease != 0;
         match Worker::parse(&found.value) {
@@ -277,7 +277,7 @@ mod tests {
             keys.events(PREFIX, vec![put("a", "http://c:1", 0)]),
             [Update::Changed(worker("a", "http://c:1"))]
         );
-        // A key that has never been a worker goes: nobody is deleted, and the failure ends.
+        // A key that never was a worker is deleted: no worker is reported as deleted, and the failure ends.
         assert!(matches!(&keys.events(PREFIX, vec![put("d", "nonsense", 0)])[..], [Update::Failed(_)]));
         assert!(
             matches!(&keys.events(PREFIX, vec![delete("d")])[..], [Update::Listed(all)] if all.len() == 2)

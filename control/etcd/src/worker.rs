@@ -3,7 +3,7 @@
 use control_discovery::{Endpoint, EndpointState, Role};
 use serde::{Deserialize, Serialize};
 
-/// Largest value: what a worker says of itself is short.
+/// Largest value in bytes: the description of a worker is short.
 pub(crate) const BYTES_MAX: usize = 16 << 10;
 
 /// Value of a worker's key, as JSON. The fields are those of a file's `[[worker]]`.
@@ -12,19 +12,19 @@ pub(crate) const BYTES_MAX: usize = 16 << 10;
 pub struct Worker {
     /// `http://HOST:PORT` or `https://HOST:PORT`.
     pub url: String,
-    /// `prefill`, `decode` or `both`; without it the engine says it.
+    /// `prefill`, `decode` or `both`; `None` leaves it to the engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// Name of its pool.
+    /// Name of the worker's pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
-    /// Name of its model.
+    /// Name of the worker's model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Identity of the process: another one is another worker.
+    /// Identity of the process: a different value means a different worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// Version of what it runs: prefill and decode workers of two generations are not paired.
+    /// Version of the deployment: prefill and decode workers of different generations are not paired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<String>,
     /// The worker is about to stop: no new requests.
@@ -33,11 +33,11 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// The worker of a value: JSON, or its URL alone.
+    /// Parses the worker of a value: JSON, or its URL alone.
     ///
     /// # Errors
     ///
-    /// The mistake, in words.
+    /// A description of the mistake.
     pub fn parse(value: &[u8]) -> Result<Self, String> {
         if value.len() > BYTES_MAX {
             return Err(format!("the value has more than {BYTES_MAX} bytes"));
@@ -65,14 +65,14 @@ impl Worker {
         }
     }
 
-    /// The value of its key.
+    /// Returns the value of the worker's key.
     #[must_use]
     pub fn to_value(&self) -> String {
-        // A structure of texts and a flag can always be written.
+        // A struct of texts and a flag can always be serialised.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// The worker as discovery knows it.
+    /// Returns the worker as an endpoint of discovery.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         Endpoint {

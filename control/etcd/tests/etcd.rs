@@ -39,7 +39,7 @@ impl Seen {
         Self { batches, urls: Vec::new(), error: None, suspects: 0 }
     }
 
-    /// Takes what is reported until `is_there`; how long that took.
+    /// Applies updates until `is_there`; returns how long that took.
     async fn until(&mut self, what: &str, is_there: impl Fn(&Self) -> bool) -> Duration {
         let began = Instant::now();
         while !is_there(self) {
@@ -81,7 +81,7 @@ async fn keys_are_workers_and_an_etcd_that_is_away_changes_nothing() {
     assert!(!registration.renew().await.expect("renewed"));
     seen.until("the registration", |seen| seen.urls.len() == 2).await;
 
-    // Away, and back with what it had.
+    // etcd is down, then up again with its data.
     etcd.kill();
     seen.until("the failure", |seen| seen.error.is_some()).await;
     assert_eq!(seen.urls.len(), 2);
@@ -91,7 +91,8 @@ async fn keys_are_workers_and_an_etcd_that_is_away_changes_nothing() {
     println!("etcd is read again {back:?} after it was started");
     assert!(!registration.renew().await.expect("renewed"), "the lease outlives a restart");
 
-    // Back without anything: what is missing is suspect, and trusted again when it registers itself again.
+    // etcd is up again without its data: missing workers are suspect, and trusted again when they register
+    // again.
     etcd.restart_empty();
     seen.until("the guard", |seen| seen.suspects == 2).await;
     assert_eq!(seen.urls.len(), 2);
@@ -106,7 +107,7 @@ async fn keys_are_workers_and_an_etcd_that_is_away_changes_nothing() {
     let gone = seen.until("it to be gone", |seen| seen.urls == ["http://a:1 Ready"]).await;
     println!("a worker that says goodbye is gone after {gone:?}");
 
-    // Nobody renews it any more: it is served while it answers.
+    // The registration is not renewed any more: the worker is served while it answers.
     let mut silent = Registration::new(client(&etcd), PREFIX, "s", worker("http://s:1"));
     silent.renew().await.expect("written");
     seen.until("it", |seen| seen.urls.len() == 2).await;
@@ -121,7 +122,7 @@ async fn lists_have_pages_and_what_was_compacted_is_listed_anew() {
     let Some(etcd) = Etcd::start("etcd-pages", &[]) else { return };
     const KEYS: usize = 1200;
     for chunk in (0..KEYS).collect::<Vec<_>>().chunks(100) {
-        // A transaction of etcdctl: no comparison, the puts, and nothing else.
+        // A transaction of etcdctl: no comparisons, the puts, and no other operations.
         let puts: String = chunk
             .iter()
             .map(|number| format!("put /kvasir/workers/n{number:04} http://n{number}:1\n"))
@@ -132,7 +133,7 @@ async fn lists_have_pages_and_what_was_compacted_is_listed_anew() {
     let mut seen = Seen::start(client(&etcd), Duration::from_secs(2));
     seen.until("all keys", |seen| seen.urls.len() == KEYS).await;
     println!("{KEYS} workers are listed after {:?}", began.elapsed());
-    // Between two lists history goes away.
+    // The history is compacted between two lists.
     for round in 0..3 {
         etcd.ctl(&["put", "/kvasir/workers/last", &format!("http://last:{}", round + 1)]);
         let revision = etcd.revision();
@@ -165,7 +166,7 @@ async fn a_user_shows_its_password_and_its_token_is_renewed() {
     let mut seen =
         Seen::start(Client::new(config(Some(("root", "secret")))).expect("a client"), Duration::from_secs(1));
     seen.until("the worker", |seen| seen.urls == ["http://a:1 Ready"]).await;
-    // Longer than the token: it is refused once, and fetched again.
+    // Longer than the token's lifetime: the token is refused once, and fetched again.
     tokio::time::sleep(Duration::from_secs(6)).await;
     let mut renewed = registered.renew().await;
     if renewed.is_err() {
@@ -204,17 +205,17 @@ async fn one_of_two_leads_and_the_other_one_takes_over() {
     let mut second = Candidate::start(&etcd, "second");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(*first.leads.borrow() && !*second.leads.borrow());
-    // It dies: its lease has to run out.
+    // The leader is killed: the second candidate has to wait until the lease expires.
     first.task.abort();
     let after_death = second.until(true).await;
-    // It stops: its lease is released.
+    // The leader stops: its lease is released.
     let mut third = Candidate::start(&etcd, "third");
     tokio::time::sleep(Duration::from_secs(1)).await;
     drop(second.leads);
     second.task.await.expect("no panic");
     let after_release = third.until(true).await;
     assert!(after_release < Duration::from_secs(5), "{after_release:?}");
-    // etcd is away: the leader gives up before its lease has run out.
+    // etcd is down: the leader gives up before its lease has expired.
     etcd.kill();
     let gave_up = third.until(false).await;
     assert!(gave_up <= Duration::from_secs(11), "{gave_up:?}");

@@ -1,4 +1,4 @@
-//! A real etcd on this machine, with a folder of its own; Debian's package is `etcd-server`.
+//! A real etcd on this machine, with its own folder; Debian's package is `etcd-server`.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// An etcd that is killed, and its folder removed, when the test is over.
+/// An etcd process; it is killed and its folder removed on drop.
 pub struct Etcd {
     child: Child,
     namespace: Option<String>,
@@ -17,10 +17,10 @@ pub struct Etcd {
     extra: Vec<String>,
 }
 
-/// Two ports that no other etcd of this process was given.
+/// Returns two ports that no other etcd of this process has.
 fn ports() -> (u16, u16) {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Below the range from which the kernel gives ports away: etcd is started there a second time.
+    // Below the kernel's range of ephemeral ports, because etcd is restarted on the same ports.
     let first = 12_000 + (std::process::id() % 500) as u16 * 32;
     let mut free = std::iter::from_fn(|| Some(first + NEXT.fetch_add(1, Ordering::Relaxed)))
         .filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
@@ -29,12 +29,12 @@ fn ports() -> (u16, u16) {
 }
 
 impl Etcd {
-    /// `None`, after a loud word, when this machine has none.
+    /// Returns `None`, with a printed message, if this machine has no etcd.
     pub fn start(name: &str, extra: &[&str]) -> Option<Self> {
         Self::start_in(name, None, extra)
     }
 
-    /// The same in a network namespace, at its address there.
+    /// Starts etcd in a network namespace, on its address there.
     pub fn start_in(name: &str, namespace: Option<(&str, &str)>, extra: &[&str]) -> Option<Self> {
         let is_there = |program: &str, argument: &str| {
             let output = Command::new(program).env("ETCDCTL_API", "3").arg(argument).output();
@@ -61,28 +61,28 @@ impl Etcd {
         format!("http://{}", self.address)
     }
 
-    /// As a power cut would.
+    /// Kills the process, like a power failure.
     pub fn kill(&mut self) {
-        // It may be dead already.
+        // The process may already have exited.
         let _gone = self.child.kill();
         let _status = self.child.wait();
     }
 
-    /// Starts it again with what it had.
+    /// Starts etcd again with its data.
     pub fn restart(&mut self) {
         self.kill();
         self.child = spawn(self.namespace.as_deref(), &self.folder, &self.address, &self.peer, &self.extra);
         self.wait();
     }
 
-    /// Starts it again with nothing.
+    /// Starts etcd again without its data.
     pub fn restart_empty(&mut self) {
         self.kill();
         std::fs::remove_dir_all(&self.folder).expect("removed");
         self.restart();
     }
 
-    /// Runs `etcdctl`; its output.
+    /// Runs `etcdctl`; returns its output.
     pub fn ctl(&self, arguments: &[&str]) -> String {
         let output = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
@@ -94,7 +94,7 @@ impl Etcd {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Writes all keys of `put KEY VALUE` lines at one revision.
+    /// Writes the keys of all `put KEY VALUE` lines at one revision.
     pub fn transaction(&self, puts: &str) {
         let mut child = Command::new("etcdctl")
             .env("ETCDCTL_API", "3")
@@ -104,13 +104,13 @@ impl Etcd {
             .spawn()
             .expect("etcdctl, of Debian's etcd-client");
         let mut stdin = child.stdin.take().expect("piped");
-        // No comparison; what is done; nothing else.
+        // No comparison, then the operations on success, then none on failure.
         stdin.write_all(format!("\n{puts}\n\n").as_bytes()).expect("written");
         drop(stdin);
         assert!(child.wait().expect("an end").success());
     }
 
-    /// The newest revision.
+    /// Returns the newest revision.
     pub fn revision(&self) -> String {
         let status = self.ctl(&["get", "--write-out", "json", "no-such-key"]);
         let (_, rest) = status.split_once("\"revision\":").expect("a revision");

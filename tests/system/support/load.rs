@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::site::{ask, chat};
 
-/// Requests at a steady rate, until it is dropped; none may fail.
+/// Requests at a steady rate until drop; none may fail.
 pub struct Load {
     is_over: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -37,7 +37,7 @@ impl Load {
         Self { is_over, answered, threads }
     }
 
-    /// Ends it; the number of answers.
+    /// Stops the load; returns the number of answers.
     pub fn end(self) -> u64 {
         self.is_over.store(true, Ordering::SeqCst);
         self.threads.into_iter().for_each(|thread| thread.join().expect("no request failed"));

@@ -1,8 +1,8 @@
-//! What the system tests share: real `kvasir` processes, and a small blocking HTTP client that can hang up in
-//! the middle of a stream.
-#![allow(dead_code)] // Each test binary uses its own part.
-#![allow(unreachable_pub, missing_docs)] // A module of test binaries, not an interface.
+//! Shared code of the system tests: real `kvasir` processes, and a small blocking HTTP client that can
+//! disconnect in the middle of a stream.
+#![allow(unreachable_pub, missing_docs)] // A module of a test binary, not an interface.
 
+#[allow(dead_code, reason = "the tests of control/etcd include this file as well, and use the rest")]
 pub mod etcd;
 pub mod load;
 pub mod register;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 pub const MODEL: &str = "kvasir-tiny";
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// A process that is killed when the test is over, however it ends.
+/// A process that is killed on drop, however the test ends.
 pub struct Process {
     pub child: Child,
     pub address: String,
@@ -34,17 +34,18 @@ impl Process {
         Self::start_with(arguments, &[])
     }
 
-    /// At an address that others have to know before.
+    /// Starts a process on an address that other processes must know in advance.
     pub fn start_at(address: &str, arguments: &[&str]) -> Self {
         Self::spawn(address.to_owned(), arguments, &[])
     }
 
-    /// With variables in its environment.
+    /// Starts a process with additional environment variables.
     pub fn start_with(arguments: &[&str], variables: &[(&'static str, &str)]) -> Self {
         Self::spawn(free_address(), arguments, variables)
     }
 
-    /// The same at an address that others have to know before.
+    /// Starts a process with additional environment variables, on an address that other processes must know
+    /// in advance.
     pub fn start_with_at(address: &str, arguments: &[&str], variables: &[(&'static str, &str)]) -> Self {
         Self::spawn(address.to_owned(), arguments, variables)
     }
@@ -67,7 +68,7 @@ impl Process {
         assert!(status.success());
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Sends SIGTERM, and waits until the process has exited.
     pub fn stop(&mut self) {
         self.signal("-TERM");
         self.child.wait().expect("its end");
@@ -106,7 +107,7 @@ impl Drop for Process {
 }
 
 fn spawn(arguments: &[String], variables: &[(&'static str, String)]) -> Child {
-    // `KVASIR` names another build: what something costs is measured in a release build.
+    // `KVASIR` names another build: costs are measured with a release build.
     let binary = std::env::var_os("KVASIR").unwrap_or_else(|| env!("CARGO_BIN_EXE_kvasir").into());
     Command::new(binary)
         .args(arguments)
@@ -116,8 +117,8 @@ fn spawn(arguments: &[String], variables: &[(&'static str, String)]) -> Child {
         .expect("kvasir starts")
 }
 
-/// An address below the ports that the system gives to connections (`ip_local_port_range`): between here and the process that
-/// binds it, and while that one is down, no connection of another test may take it.
+/// Returns an address below the system's range of ephemeral ports (`ip_local_port_range`): until a process
+/// binds it, and while that process is down, no connection of another test can take it.
 pub fn free_address() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     loop {
@@ -137,7 +138,7 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A scratch folder that goes with the test.
+/// A scratch folder that is removed on drop.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
@@ -160,7 +161,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Workers and a gateway over them.
+/// Workers and a gateway in front of them.
 pub struct Cluster {
     pub workers: Vec<Process>,
     pub gateway: Process,
@@ -168,7 +169,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// One worker for each role; `config` holds for all processes.
+    /// Starts one worker for each role; all processes use `config`.
     pub fn start(name: &str, roles: &[&str], config: &str) -> Self {
         let scratch = Scratch::new(name);
         let common = format!("[transfer]\nsocket_folder = \"{}\"\n", scratch.0.display());
@@ -209,7 +210,7 @@ impl Cluster {
     }
 }
 
-/// A deterministic request for tokens with log-probabilities.
+/// Returns a deterministic request for tokens with log-probabilities.
 pub fn request(prompt: &[u32], max_tokens: usize) -> Value {
     json!({
         "model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.8, "seed": 42, "ignore_eos": true,
@@ -217,7 +218,7 @@ pub fn request(prompt: &[u32], max_tokens: usize) -> Value {
     })
 }
 
-/// Printable tokens of the built-in model, from a seed.
+/// Returns printable tokens of the built-in model, drawn from a seed.
 pub fn prompt(seed: u64, len: usize) -> Vec<u32> {
     let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
     (0..len).map(|_| 0x20 + random.below(0x5F) as u32).collect()
@@ -245,13 +246,13 @@ pub fn post(address: &str, path: &str, body: &Value) -> std::io::Result<(u16, St
     whole(open(address, path, body)?)
 }
 
-/// The status of an answer and its JSON.
+/// Returns the status of an answer and its JSON.
 pub fn post_json(address: &str, path: &str, body: &Value) -> (u16, Value) {
     let (status, text) = post(address, path, body).expect("an answer");
     (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
 }
 
-/// Sends a request and leaves the answer to be read.
+/// Sends a request; the caller reads the answer.
 pub fn open(address: &str, path: &str, body: &Value) -> std::io::Result<TcpStream> {
     let body = body.to_string();
     let head = format!(
@@ -261,7 +262,8 @@ pub fn open(address: &str, path: &str, body: &Value) -> std::io::Result<TcpStrea
     exchange(address, &head, &body)
 }
 
-/// A request with a key: the status, the head and the body of its answer. Without a body it is a `GET`.
+/// Sends a request with a key; returns the status, the head and the body of its answer. Without a body it is
+/// a `GET`.
 pub fn client(address: &str, key: Option<&str>, path: &str, body: Option<&Value>) -> (u16, String, String) {
     let authorization = key.map_or(String::new(), |key| format!("authorization: Bearer {key}\r\n"));
     let method = if body.is_some() { "POST" } else { "GET" };
@@ -278,16 +280,16 @@ pub fn client(address: &str, key: Option<&str>, path: &str, body: Option<&Value>
     (status, head.to_owned(), body.to_owned())
 }
 
-/// Sends a request as it is and leaves the answer to be read.
+/// Sends a raw request; the caller reads the answer.
 pub fn raw_open(address: &str, request: &str) -> TcpStream {
     exchange(address, request, "").expect("a connection")
 }
 
-/// The whole answer to a request as it is.
+/// Sends a raw request; returns the whole answer.
 pub fn raw(address: &str, request: &str) -> String {
     let mut answer = Vec::new();
     raw_open(address, request).read_to_end(&mut answer).expect("an answer");
-    // Snapshots are no text.
+    // Snapshots are not valid text.
     String::from_utf8_lossy(&answer).into_owned()
 }
 
@@ -321,7 +323,7 @@ fn unchunked(mut rest: &str) -> String {
     out
 }
 
-/// The events of a streamed answer, one after the other. (Chunk sizes are lines that do not start with `data:`.)
+/// The events of a streamed answer, in order. (Chunk sizes are lines that do not start with `data:`.)
 pub struct Events(BufReader<TcpStream>);
 
 impl Events {
@@ -329,14 +331,14 @@ impl Events {
         Self(BufReader::new(stream))
     }
 
-    /// The status line and headers, before the first event.
+    /// Returns the status line and headers, before the first event.
     pub fn head(&mut self) -> String {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") && self.0.read_line(&mut head).is_ok_and(|read| read > 0) {}
         head
     }
 
-    /// Everything that is left, as it came.
+    /// Returns the unread rest of the answer, unparsed.
     pub fn rest(&mut self) -> String {
         let mut rest = String::new();
         let _whole = self.0.read_to_string(&mut rest);
@@ -356,7 +358,7 @@ impl Events {
     }
 }
 
-/// A stream read to its end: tokens, text, and why it ended.
+/// A stream read to its end: tokens, text, and finish reason.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Streamed {
     pub tokens: Vec<u64>,
@@ -402,7 +404,7 @@ pub fn metrics(address: &str) -> HashMap<String, f64> {
         .collect()
 }
 
-/// What is still held by a worker that has nothing to do: an empty list is no leak.
+/// Returns the resources that an idle worker still holds; an empty list means no leak.
 pub fn leaks(worker: &str) -> Vec<String> {
     let (status, _) = post(worker, "/reset_prefix_cache", &json!({})).expect("the worker answers");
     assert_eq!(status, 200);
@@ -422,7 +424,7 @@ pub fn leaks(worker: &str) -> Vec<String> {
         .map(|name| format!("{name} = {}", metrics[name]))
         .collect::<Vec<String>>()
     };
-    // The cache is cleared on the engine's thread, and offloads take their course: look for a short while.
+    // The cache is cleared on the engine's thread, and offloads take time: polls for a short while.
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
         let held = held();

@@ -1,11 +1,11 @@
-//! Engines that `kvasir register` puts into etcd.
+//! Engines that `kvasir register` registers in etcd.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use super::etcd::Etcd;
 
-/// `kvasir register` beside an engine; it is killed when the test is over.
+/// A `kvasir register` process for an engine; it is killed on drop.
 pub struct Register(Child);
 
 impl Register {
@@ -19,17 +19,17 @@ impl Register {
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let is_written = lines.any(|line| line.is_ok_and(|line| line.ends_with(" written")));
         assert!(is_written, "{url} is registered");
-        // What it prints later is read, so that it can go on.
+        // Further output is read, so that the process does not block.
         std::thread::spawn(move || lines.for_each(drop));
         Self(child)
     }
 
-    /// As a crash would: its lease runs out.
+    /// Kills the process, like a crash: its lease expires.
     pub fn kill(&mut self) {
         self.0.kill().expect("killed");
     }
 
-    /// Tells it to take its key back.
+    /// Tells the process to deregister the engine.
     pub fn terminate(&mut self) {
         let sent = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).status();
         assert!(sent.is_ok_and(|status| status.success()));
@@ -38,7 +38,7 @@ impl Register {
 
 impl Drop for Register {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may already have exited.
         let _gone = self.0.kill();
         let _status = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! Mock engines and a gateway over them.
+//! Mock engines and a gateway in front of them.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ pub fn model_folder() -> String {
     folder.display().to_string()
 }
 
-/// Mock engines and a gateway over them.
+/// Mock engines and a gateway in front of them.
 pub struct Site {
     pub runtime: tokio::runtime::Runtime,
     pub mocks: Vec<Mock>,
@@ -33,14 +33,15 @@ pub fn mock(dialect: Dialect, role: Role, events: bool) -> MockConfig {
 }
 
 impl Site {
-    /// Mock engines by flags, in their order; `"URL1"` in the configuration stands for the URL of the second one.
+    /// Starts a gateway with mock engines as arguments of `flags`, in order; `"URL1"` in the configuration
+    /// stands for the URL of the second one.
     pub fn start(name: &str, mocks: Vec<MockConfig>, flags: &[&str], config: &str) -> Self {
         let is_named = |at: usize| at < flags.len() || config.contains(&format!("URL{at}\""));
         let named = (0..mocks.len()).filter(|at| is_named(*at)).count();
         Self::start_some(name, mocks, flags, config, named)
     }
 
-    /// The same, of which only so many will ever be ready.
+    /// Starts a site of which only this many workers will ever be ready.
     pub fn start_some(
         name: &str,
         mocks: Vec<MockConfig>,
@@ -81,7 +82,7 @@ impl Site {
     }
 
     pub fn ready(&self) -> usize {
-        // An open gateway tells everybody; a closed one is asked by its own test.
+        // An open gateway answers without a key; a gateway with keys is queried by its own test.
         match get(&self.gateway.address, "/kvasir/status") {
             Ok((200, body)) => {
                 let status: Value = serde_json::from_str(&body).unwrap_or_default();
@@ -97,9 +98,10 @@ impl Site {
         }
     }
 
-    /// Sends batches of eight requests at once until `is_so` holds. A single request may always be routed to the same engine.
+    /// Sends batches of eight concurrent requests until `is_so` holds. A single request may always be routed
+    /// to the same engine.
     pub fn ask_until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        // Prompts that no call before had.
+        // Prompts that no previous call used.
         let asked: u64 = self.mocks.iter().map(|mock| mock.stats().requests).sum();
         let mut seed = 100_000 + asked as usize;
         wait_for(what, || {
@@ -126,7 +128,8 @@ impl Site {
     }
 }
 
-/// Runs a script with the official OpenAI client against a gateway; so many things must work. Skips loudly without that client.
+/// Runs a script with the official OpenAI client against a gateway; `things` checks must pass. Prints a
+/// message and skips without that client.
 pub fn official_client(script: &str, gateway: &Process, things: usize) {
     let asked = std::process::Command::new("python3").args(["-c", "import openai"]).output();
     if !asked.is_ok_and(|output| output.status.success()) {
@@ -152,7 +155,7 @@ pub fn chat(words: usize, seed: usize, max_tokens: usize) -> Value {
         "max_tokens": max_tokens, "temperature": 0})
 }
 
-/// The text of a streamed chat, or the error that it ended with.
+/// Returns the text of a streamed chat, or the error that ended it.
 pub fn streamed(address: &str, body: &Value) -> Result<(String, String), String> {
     let mut body = body.clone();
     body["stream"] = true.into();

@@ -1,15 +1,11 @@
-//! The dependency map in the root `Cargo.toml` is what `cargo metadata` says; the committed reference of the
-//! configuration is what the declarations say.
+//! The dependency map in the root `Cargo.toml` equals the output of `cargo metadata`; the committed reference
+//! of the configuration equals the text generated from the declarations.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
-use std::process::Command;
 
 use serde_json::Value;
 
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use super::{cargo_metadata, root};
 
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
@@ -17,7 +13,8 @@ fn texts(value: &Value) -> BTreeSet<String> {
     value.as_array().into_iter().flatten().filter_map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
-/// Edges that exist although the map does not allow them, and edges that the map allows for nothing.
+/// Returns the edges that exist although the map does not allow them, and the allowed edges that do not
+/// exist.
 fn differences(declared: &Edges, found: &Edges) -> Vec<String> {
     let mut out = Vec::new();
     for name in declared.keys().chain(found.keys()).collect::<BTreeSet<_>>() {
@@ -39,19 +36,9 @@ fn differences(declared: &Edges, found: &Edges) -> Vec<String> {
     out
 }
 
-fn metadata() -> Value {
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--no-deps", "--format-version", "1"])
-        .current_dir(root())
-        .output()
-        .expect("cargo runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
-}
-
 #[test]
 fn dependencies_are_those_of_the_map() {
-    let metadata = metadata();
+    let metadata = cargo_metadata();
     let declared: Edges = metadata["metadata"]["walls"]
         .as_object()
         .expect("workspace.metadata.walls")
@@ -66,13 +53,13 @@ fn dependencies_are_those_of_the_map() {
             let inside = dependencies.filter(|dependency| dependency["path"].is_string());
             let names = inside.filter_map(|dependency| dependency["name"].as_str().map(str::to_owned));
             let own = package["name"].as_str().expect("name").to_owned();
-            // A crate's tests may depend on it with more features.
+            // A crate's tests may depend on the crate itself with more features.
             (own.clone(), names.filter(|name| *name != own).collect())
         })
         .collect();
     assert_eq!(differences(&declared, &found), Vec::<String>::new());
 
-    // The check itself: a planted edge must be found.
+    // Checks the check itself: a planted edge must be found.
     let mut planted = found.clone();
     planted.entry("dataplane-memory".to_owned()).or_default().insert("router-gateway".to_owned());
     assert_eq!(differences(&declared, &planted), ["dataplane-memory → router-gateway is not allowed"]);
@@ -81,7 +68,7 @@ fn dependencies_are_those_of_the_map() {
 /// "Nothing depends on control, bench or tools", apart from the composition root and the bench itself.
 #[test]
 fn planes_do_not_look_upwards() {
-    for package in metadata()["packages"].as_array().expect("packages") {
+    for package in cargo_metadata()["packages"].as_array().expect("packages") {
         let name = package["name"].as_str().expect("name");
         let (plane, _) = name.split_once('-').unwrap_or((name, ""));
         let forbidden: &[&str] = match plane {

@@ -1,4 +1,4 @@
-//! Descriptions in the shape of Dynamo's examples.
+//! Descriptions in the format of Dynamo's examples.
 
 use super::*;
 
@@ -142,7 +142,7 @@ fn what_no_graph_can_be_made_of_is_refused_with_the_reason() {
     assert!(graph.check().expect_err("no model").contains("model: "));
 }
 
-/// Commands around an engine in a script are no options of the engine; unknown variables are reported.
+/// Commands around an engine in a script are not options of the engine; unknown variables are reported.
 #[test]
 fn scripts_are_read_up_to_their_next_command() {
     let text = r#"
